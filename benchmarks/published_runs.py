@@ -11,12 +11,13 @@ both unless named:
   roofline prices each.
 
 Engines older than the first version that is described are taken as that one, whose numbers say so in the column of
-versions, and NVIDIA's NIM, whose engine its source does not say, as TensorRT-LLM with NVIDIA's FP8 checkpoint. Limits
-that `trtllm-bench` chooses are chosen as it does (`readers.trtllm_bench`). Prompts and answers of SGLang's client have
-the lengths that it draws; those of ShareGPT have the mean of the row and the spread of
-traces/sharegpt_8k_lengths_llama2.csv.gz in WINDTUNNEL_REFERENCE, and are refused without it. `inside` is the share of
-rows within the 80% interval that the prediction states; a second table of other_clients gives the share by the spreads
-that `--write` would take from all other sources. TPOT is the mean over requests, of conversations the median.
+versions, but vLLM's have the scheduler of V0, the default before 0.8 (its release notes); and NVIDIA's NIM, whose
+engine its source does not say, as TensorRT-LLM with NVIDIA's FP8 checkpoint. Limits that `trtllm-bench` chooses are
+chosen as it does (`readers.trtllm_bench`). Prompts and answers of SGLang's client have the lengths that it draws; those
+of ShareGPT have the mean of the row and the spread of traces/sharegpt_8k_lengths_llama2.csv.gz in WINDTUNNEL_REFERENCE,
+and are refused without it. `inside` is the share of rows within the 80% interval that the prediction states; a second
+table of other_clients gives the share by the spreads that `--write` would take from all other sources. TPOT is the mean
+over requests, of conversations the median.
 
 Errors are of times: measured over predicted throughput is one. TTFT is the mean over requests, of which the first ones
 of a server that compiles kernels as they come can be most; the median, where it is given, has no stated interval.
@@ -149,7 +150,9 @@ def engine_of(row: Row) -> dict[str, Any]:
     if row["set"] == "trtllm_overview":
         engine |= trtllm_bench.documented(row["model"], row["device"])
     if name == "trtllm" and row["set"] == "dstack_online":
-        engine["backend"] = "pytorch"
+        engine |= {"backend": "pytorch", "async_scheduling": False}
+    if row["engine"] == "vllm" and release and version_key(release[0]) < version_key(FIRST_VERSIONS["vllm"]):
+        engine["scheduler"] = "vllm_v0"
     if row["set"].endswith("_throughput") and not row["max_num_seqs"] and name != "trtllm":
         engine["max_num_seqs"] = MOST_REQUESTS
     return engine

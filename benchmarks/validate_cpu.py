@@ -23,8 +23,7 @@ from windtunnel import catalog
 from windtunnel.lab.engines.vllm import VllmEngine, VllmSettings, version
 from windtunnel.lab.profile.compute import ComputePlan, measure_steps
 from windtunnel.lab.profile.machine import device_of, provenance_of
-from windtunnel.lab.profile.overheads import write_overheads
-from windtunnel.lab.profile.run import write_steps
+from windtunnel.lab.profile.run import write_overheads, write_steps
 from windtunnel.lab.profile.samples import MeasuredStep, TimeStatistics
 from windtunnel.lab.profile.vllm_steps import VllmStepper
 from windtunnel.lab.timing import measure_pressure

@@ -19,7 +19,7 @@ import pytest
 import windtunnel as wt
 from windtunnel.catalog import model_config
 from windtunnel.errors import InputError
-from windtunnel.metrics.slo import Slo
+from windtunnel.metrics.limits import Slo
 from windtunnel.notebook import Shown
 from windtunnel.report.render.html import template
 from windtunnel.report.report import Bars, Cards, Cell, Facts, OnPage, OnTerminal, Report, Section, Table
@@ -106,6 +106,20 @@ def test_a_capacity_is_found(chat: Scenario) -> None:
     assert loads.load > 4
     assert [limit.name for limit in loads.limits] == ["ttft_p90"]
     assert "Sustains" in shown(loads)
+
+
+def test_a_batch_of_images_is_predicted(tmp_path: Path) -> None:
+    job = {"model": "FLUX.1-dev", "device": "h100_sxm", "batch": 4}
+    file = tmp_path / "diffusion.yaml"
+    file.write_text(json.dumps({"kind": "diffusion", **job}), encoding="utf-8")
+    result = wt.diffusion(job, {"parallelism.ulysses": 2})
+    assert result.output_s == pytest.approx(result.batch_s / 4)
+    assert result.batch_s < wt.diffusion(file).batch_s == wt.diffusion(job).batch_s
+    assert "An image takes" in shown(result)
+    with pytest.raises(InputError, match="describes a diffusion job, not a scenario"):
+        wt.simulate(file)
+    with pytest.raises(InputError, match="generates images or videos"):
+        wt.train(file)
 
 
 def test_a_collective_is_timed() -> None:
@@ -596,8 +610,9 @@ def test_functions_and_estimators_of_the_users_own_are_answered(chat: Scenario) 
 
 def test_arguments_beyond_those_in_order_are_refused() -> None:
     run = wt.simulate(wt.scenario(model="qwen3-0.6b", device="t4", concurrency=1, input_tokens=8, output_tokens=2))
-    with pytest.raises(InputError, match="compare takes runs by position; 2 are given"):
+    with pytest.raises(InputError, match=r"compare takes runs by position; 2 are given") as refused:
         wt.compare(run, run)  # type: ignore[call-arg, arg-type]
+    assert refused.value.hint == "in a list: compare([...])"
     with pytest.raises(InputError, match="collective takes op, size_bytes by position; 3 are given") as refused:
         wt.collective("all_reduce", "1MiB", "dgx_h100")  # type: ignore[misc]
     assert "by name: device, num_devices, topology" in str(refused.value.hint)

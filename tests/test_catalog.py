@@ -86,6 +86,19 @@ class TestModels:
         assert f"{precision.weights} {precision.experts_format} {precision.kv_cache}" == formats
         assert whole.named_after == ""
 
+    @pytest.mark.parametrize(
+        ("name", "tokens"),
+        [
+            ("Qwen/Qwen3-30B-A3B-Instruct-2507", 262144),
+            ("Qwen/Qwen3-235B-A22B-Thinking-2507-FP8", 262144),
+            ("Qwen/Qwen3-Coder-30B-A3B-Instruct-FP8", 262144),
+            ("Qwen/Qwen3-235B-A22B-FP8", 40960),
+            ("Qwen/Qwen2-72B-Instruct", 32768),
+        ],
+    )
+    def test_a_checkpoint_has_its_own_context(self, name: str, tokens: int) -> None:
+        assert catalog.model(name).max_context_tokens == tokens
+
     @pytest.mark.parametrize("name", ["nvidia/Foo-FP8", "unsloth/Llama-3.3-70B-Instruct-bnb-4bit", "a/Qwen3-8B-mine"])
     def test_a_name_that_says_no_model_or_no_format_is_refused(self, name: str) -> None:
         with pytest.raises(InputError, match="there is no model"):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         collective,
         compare,
         diagnose,
+        diffusion,
         explain,
         recommend,
         save,
@@ -55,7 +56,7 @@ _HOME = {
     name: module
     for module, names in {
         "api": (
-            *("capacity", "collective", "compare", "diagnose", "explain"),
+            *("capacity", "collective", "compare", "diagnose", "diffusion", "explain"),
             *("recommend", "save", "search", "train", "validate", "whatif"),
         ),
         "catalog": ("device", "model", "node"),
@@ -80,8 +81,8 @@ _HOME = {
 
 __all__ = [
     "Coverage", "Estimate", "Estimator", "InputError", "Result", "Scenario", "Shard", "StepBatch", "Summary",
-    "TrainingJob", "WindtunnelError", "capacity", "collective", "compare", "device", "diagnose", "explain",
-    "explain_step", "load", "measured_estimator", "model", "node", "price_step", "recommend",
+    "TrainingJob", "WindtunnelError", "capacity", "collective", "compare", "device", "diagnose", "diffusion",
+    "explain", "explain_step", "load", "measured_estimator", "model", "node", "price_step", "recommend",
     "resolve", "save", "scenario", "search", "simulate", "simulate_training", "step_batch", "train", "validate",
     "whatif",
 ]  # fmt: skip

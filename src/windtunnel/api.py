@@ -12,6 +12,9 @@ from windtunnel import catalog
 from windtunnel.arguments import checked
 from windtunnel.calibration.run_files import read_measurements
 from windtunnel.calibration.validate import RunPrediction, predict_runs, with_odd_runs
+from windtunnel.diffusion.job import job_from
+from windtunnel.diffusion.job import resolve as resolve_diffusion
+from windtunnel.diffusion.simulate import DiffusionResult, simulate_diffusion
 from windtunnel.errors import InputError
 from windtunnel.formats.job_files import read_job_file
 from windtunnel.metrics.limits import limits_of, parse_limits
@@ -30,7 +33,7 @@ from windtunnel.report.search.study import SearchEvidence, evidence_of
 from windtunnel.report.search.study_files import write_study
 from windtunnel.report.search.whatif import Grid
 from windtunnel.report.serving.run import check_folder, run_document, write_run
-from windtunnel.schema import Schema, builtin, encode
+from windtunnel.schema import Schema, builtin, encode, set_path
 from windtunnel.schema import save as write_yaml
 from windtunnel.search.asker import Asker
 from windtunnel.search.capacity.capacity import Capacities, capacities
@@ -43,7 +46,7 @@ from windtunnel.search.store import Store, default_path
 from windtunnel.search.study import search as search_space
 from windtunnel.serving.explain import Explanation, explain_step, pool_of_step, step_batch
 from windtunnel.serving.results import Result
-from windtunnel.serving.scenario import Described, pool_scenario, resolve
+from windtunnel.serving.scenario import Described, pool_scenario, read_raw, resolve
 from windtunnel.serving.shorthand import (
     JOB_PATHS,
     OF_LOAD,
@@ -292,6 +295,24 @@ def collective(
     ranks = ranks if ranks is not None else num_devices or fabric.num_gpus
     settings, num_bytes = settings_from({"backend": backend}), size_of(str(size_bytes))
     return run_collective(fabric, operation_named(op), num_bytes, ranks, backend, settings, choices)
+
+
+@checked
+def diffusion(job: Mapping[str, Any] | Path | str, settings: Mapping[str, Any] | None = None) -> DiffusionResult:
+    """Predict a batch of images or videos: `diffusion({"model": "FLUX.1-dev", "device": "h100_sxm", "batch": 4})`.
+
+    Args:
+        job: the keys of a diffusion job, or its file.
+        settings: as `--set` gives them: `{"parallelism.ulysses": 4}`; over what the job says.
+
+    Raises:
+        InputError: a key is wrong, or the model cannot be divided so.
+    """
+    is_file = not isinstance(job, Mapping)
+    raw = read_raw(Path(job)) if isinstance(job, Path | str) else dict(encode(dict(job)))
+    for path, value in (settings or {}).items():
+        set_path(raw, path, value)
+    return simulate_diffusion(resolve_diffusion(job_from(raw, str(job) if is_file else "")))
 
 
 @checked

@@ -26,7 +26,9 @@ def checked(function: Callable[Parameters, Answer]) -> Callable[Parameters, Answ
             check_known(name, names.parameters, f"{function.__name__} has no argument {name!r}")
         if len(arguments) > len(in_order):
             message = f"{function.__name__} takes {', '.join(in_order)} by position; {len(arguments)} are given"
-            raise InputError(message, f"by name: {', '.join([*names.parameters][len(in_order) :]) or 'none'}")
+            others = ", ".join([*names.parameters][len(in_order) :]) or "none"
+            is_list = len(in_order) == len(names.parameters) == 1
+            raise InputError(message, f"in a list: {function.__name__}([...])" if is_list else f"by name: {others}")
         for name, value in names.bind(*arguments, **named).arguments.items():
             kinds = _argument_kinds(function).get(name, ())
             if kinds and not any(_is_of(kind, value) for kind in kinds):

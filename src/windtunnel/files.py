@@ -20,11 +20,8 @@ T = TypeVar("T")
 
 @contextmanager
 def opened(path: Path, buffer_bytes: int = 1 << 16) -> Iterator[io.BufferedReader]:
-    """Open a file for reading behind its byte order mark; a gzipped file is unpacked, whatever its name.
-
-    Raises:
-        InputError: the file is missing, unreadable or a broken gzip file.
-    """
+    """Open a file for reading behind its byte order mark; a gzipped file is unpacked, whatever its name. InputError
+    where the file is missing, unreadable or a broken gzip file."""
     try:
         with path.open("rb") as file:
             if file.peek(2)[:2] == b"\x1f\x8b":
@@ -193,10 +190,8 @@ def csv_text(headers: Iterable[str], rows: Iterable[Sequence[Any]]) -> str:
 def new_files(folder: Path) -> Iterator[Path]:
     """Yield a draft folder, which becomes `folder` at once when the block ends without an error.
 
-    Of a folder that is there, each file is replaced as a whole, and others stay.
-
-    Raises:
-        InputError: the folder cannot be written to.
+    Of a folder that is there, each file is replaced as a whole, and others stay. InputError where the folder cannot be
+    written to.
     """
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)

@@ -25,7 +25,6 @@ class Shown:
         return f"{type(self).__name__}({report.title}{': ' if report.verdict else ''}{report.verdict})"
 
     def _repr_html_(self) -> str:
-        """Return the report's texts and tables as HTML."""
         template = import_module("windtunnel.report.render.html").template("notebook.html")
         return str(template.render(report=self._report()))
 

@@ -61,12 +61,8 @@ class Registry:
         return name in self.shipped or name in _installed(self.group)
 
     def get(self, name: str) -> Any:
-        """Import the alternative of that name.
-
-        Raises:
-            InputError: there is none, an installed one has the name of a shipped one, cannot be imported, or is no
-                such alternative.
-        """
+        """Import the alternative of that name. InputError where there is none, an installed one has the name of a
+        shipped one, cannot be imported, or is no such alternative."""
         shipped, installed = self.shipped, _installed(self.group)
         if name in shipped and name in installed:
             raise InputError(
@@ -87,12 +83,8 @@ class Registry:
         return alternative
 
     def call(self, name: str, function: str, kind: Any, *arguments: Any) -> Any:
-        """Call a function of the alternative of that name, whose answer is a `kind`.
-
-        Raises:
-            InputError: as `get` and the function; or an installed one has no such function, does not take these
-                arguments or answers something else.
-        """
+        """Call a function of the alternative of that name, whose answer is a `kind`. InputError as `get` and the
+        function; or an installed one has no such function, does not take these arguments or answers something else."""
         if name in self.shipped:
             return getattr(self.get(name), function)(*arguments)
         called = getattr(self.get(name), function, None)
@@ -109,7 +101,6 @@ class Registry:
         return answer
 
     def _broken(self, name: str, problem: str) -> InputError:
-        """Return the error of an installed alternative that is none."""
         which = f"the {self.what} {name!r} ({_installed(self.group)[name].value})"
         return InputError(f"{which} {problem}", "repair or uninstall the package that provides it")
 

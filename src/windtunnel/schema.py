@@ -78,13 +78,11 @@ _MAX_SHOWN = 60
 def decode(raw: Any, schema: type[SchemaT], source: str = "") -> SchemaT:
     """Decode `raw` (dicts, lists and scalars as YAML or JSON gives them) as a `schema`; quantities may have units.
 
-    Words that a field chooses from are taken in any letter case.
+    Words that a field chooses from are taken in any letter case. InputError for an unknown or missing key, a value of
+    the wrong type, unit or range; names the path.
 
     Args:
         source: file or option that `raw` comes from, named in errors.
-
-    Raises:
-        InputError: an unknown or missing key, a value of the wrong type, unit or range; names the path.
     """
     where = f"{source}: " if source else ""
     try:
@@ -194,11 +192,8 @@ def read_yaml(path: Path) -> Any:
 
 
 def read_table(path: Path, kind: str, hint: str) -> dict[str, Any]:
-    """Read the keys and values of a YAML or JSON file.
-
-    Raises:
-        InputError: as `read_yaml`; or the file is not a `kind`, such as "a scenario".
-    """
+    """Read the keys and values of a YAML or JSON file. InputError as `read_yaml`; or the file is not a `kind`, such as
+    "a scenario"."""
     raw = read_yaml(path)
     if not isinstance(raw, dict):
         raise InputError(f"{path} is not {kind}: keys and values are needed", hint)
@@ -527,10 +522,7 @@ def with_defaults(raw: Mapping[str, Any], schema: type[Schema]) -> dict[str, Any
 
 def set_path(raw: dict[str, Any], dotted: str, value: Any) -> None:
     """Set the value at a dotted path below `raw`, making the tables on the way; entries of a list by position, from 0.
-
-    Raises:
-        InputError: the path goes through a value without keys, or past the end of a list.
-    """
+    InputError where the path goes through a value without keys, or past the end of a list."""
     table: Any = raw
     parents = dotted.split(".")
     for depth, name in enumerate(parents):

@@ -42,11 +42,8 @@ def units_for(name: str) -> dict[str, float] | None:
 
 
 def parse_quantity(name: str, text: str) -> float:
-    """Return the SI value of `text`, read as the quantity called `name` (`memory_bytes`, `latency_s`, ...).
-
-    Raises:
-        InputError: `text` is not a number with a unit of that dimension.
-    """
+    """Return the SI value of `text`, read as the quantity called `name` (`memory_bytes`, `latency_s`, ...). InputError
+    where `text` is not a number with a unit of that dimension."""
     units = units_for(name)
     match = _QUANTITY.match(text)
     if units is None or match is None:
@@ -67,10 +64,7 @@ _THOUSANDS |= {"K": 2**10, "M": 2**20, "G": 2**30}
 
 def whole(text: str) -> int:
     """Read `8192`, `8k` (8,000), `8K` (8,192), `1m`, `1M`, `1g` or `1G`, as vLLM does; `15T` tokens are 15e12.
-
-    Raises:
-        ValueError: it is none of these.
-    """
+    ValueError where it is none of these."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)([kKmMgGbBtT]?)", text.replace(",", "").replace("_", ""))
     if match is None:
         raise ValueError("a whole number is needed")
@@ -122,10 +116,7 @@ def _three_digits(value: float) -> str:
 @lru_cache(1024)
 def version_key(version: str) -> tuple[int, ...]:
     """Return a version as six numbers that compare: `0.19.0` < `0.24`, `1.3.0rc5` < `1.3.0`, a nightly build newest.
-
-    Raises:
-        InputError: it is neither a number nor a nightly build.
-    """
+    InputError where it is neither a number nor a nightly build."""
     match = re.match(r"v?(\d+(?:\.\d+)*)(?:(rc|a|b|\.?dev|\.?post)(\d+))?", version)
     if match is None:
         if is_unreleased(version):

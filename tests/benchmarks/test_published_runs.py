@@ -38,6 +38,14 @@ def test_a_row_has_the_settings_of_its_source(tmp_path: Path) -> None:
     assert setup.engine.gpu_memory_utilization == 0.8
 
 
+def test_engines_of_early_2025_have_their_defaults(tmp_path: Path) -> None:
+    """vLLM's V0 runs prompts whole and first; TensorRT-LLM's PyTorch backend had no graphs and no overlap."""
+    rows = {row["engine"]: row for row in CLIENTS if row["set"] == "dstack_online"}
+    vllm, trtllm = (resolve(scenario_of(rows[name], tmp_path)).engine for name in ("vllm", "tensorrt-llm"))
+    assert (vllm.scheduler, vllm.max_num_batched_tokens) == ("vllm_v0", 163840)
+    assert (trtllm.backend, trtllm.max_cudagraph_capture_size, trtllm.async_scheduling) == ("pytorch", 0, False)
+
+
 def test_a_chip_counts_once_however_many_cores_it_has(tmp_path: Path) -> None:
     row = next(row for row in DEVICES if row["set"] == "tpu_recipes" and row["model"] == "Qwen/Qwen3-32B")
     assert resolve(scenario_of(row, tmp_path)).parallelism.num_devices == 1

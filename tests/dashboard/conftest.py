@@ -90,11 +90,14 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     space = runs / "space.yaml"
     space.write_text(json.dumps(SPACE))
     printed("search", str(space), "--store", str(runs / "kept.sqlite"), "--out", str(runs / "found"))
+    images = runs / "images.yaml"
+    images.write_text("{kind: diffusion, model: FLUX.1-schnell, device: h100_sxm, batch: 2}")
     shared = ("--model", str(SERVED["model"]), "--device", "h100_sxm")
     load = ("--input-tokens", "64", "--output-tokens", "8", "--num-requests", "40", "--rate", "1")
     commands = {
         "capacity": ("capacity", *shared, *load, "--seeds", "1", "--slo", "ttft_p99=1s"),
         "step": ("explain", *shared),
+        "images": ("simulate", str(images)),
         "grid": ("whatif", *shared, *load, "--vary", "tp=1,2"),
         "step_of_training": (
             *("train", *shared, "--num-devices", "8", "--tp", "2"),

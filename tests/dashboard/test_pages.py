@@ -58,7 +58,9 @@ def test_a_runs_document_is_its_summary(ask: Ask, folder: Path) -> None:
     assert ask("/api/run/served/slow").text == (folder / "served" / "slow" / "summary.json").read_text()
 
 
-@pytest.mark.parametrize("name", ["found", "capacity.json", "grid.json", "step.json", "step_of_training.json", "real"])
+@pytest.mark.parametrize(
+    "name", ["found", "capacity.json", "grid.json", "step.json", "step_of_training.json", "images.json", "real"]
+)
 def test_every_kind_of_result_has_a_page(ask: Ask, name: str) -> None:
     page = ask(f"/run/{name}")
     assert page.status == 200

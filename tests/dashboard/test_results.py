@@ -25,6 +25,7 @@ def test_every_verb_is_known_by_its_document(folder: Path) -> None:
         "capacity.json": "capacity",
         "grid.json": "whatif",
         "step.json": "explain",
+        "images.json": "diffusion",
         "step_of_training.json": "train",
         "torn": "broken",
         "half": "broken",

@@ -11,8 +11,7 @@ from dashboard.conftest import Ask
 from windtunnel.dashboard.trial import FORM as FIELDS
 from windtunnel.dashboard.trial import kept, sweep_document, swept, trial_of
 from windtunnel.errors import InputError
-from windtunnel.metrics.limits import limits_of
-from windtunnel.metrics.slo import Slo
+from windtunnel.metrics.limits import Slo, limits_of
 from windtunnel.report.serving.run import run_document
 from windtunnel.schema import json_text
 from windtunnel.search.capacity.capacity import capacities

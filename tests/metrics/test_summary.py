@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from windtunnel.metrics.limits import Slo
 from windtunnel.metrics.records import REQUEST_COLUMNS, STEP_COLUMNS, Table, request_table
-from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import (
     DeploymentSize,
     DeviceTerms,

@@ -416,6 +416,13 @@ def test_memory_outside_pytorch_grows_with_the_ranks() -> None:
     assert [round((one.reserved_bytes or 0) / GIB, 2) for one in resolved] == [0.25, 2.07, 2.13, 2.13, 2.07]
 
 
+def test_one_rank_of_vllm_0_10_has_no_communicators_to_count() -> None:
+    """vLLM 0.10.2 on one H100 logs 0.07 GiB outside PyTorch."""
+    shapes = [Parallelism(), Parallelism(tp=2)]
+    resolved = [with_defaults(EngineSettings(version="0.10.2"), H100, shape=shape) for shape in shapes]
+    assert [round((one.reserved_bytes or 0) / GIB, 2) for one in resolved] == [0.07, 1.5]
+
+
 def test_graphs_are_set_aside_from_vllm_0_20_on() -> None:
     """86 graphs by default: 51 sizes to 512 in pieces, 35 of them to 256 requests whole."""
     planned = {

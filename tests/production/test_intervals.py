@@ -154,6 +154,27 @@ def test_more_requests_than_the_described_limit_are_priced() -> None:
     assert observation.num_judged == 15
 
 
+def test_operators_behind_the_launches_of_a_host_are_not_learnt_from_metrics() -> None:
+    rows = np.zeros(60, INTERVAL)
+    rows["start_s"], rows["duration_s"], rows["context_tokens"] = np.arange(60), 1.0, 500.0
+    rows["gaps"], rows["gaps_s"], rows["steps"] = 400.0, 8.0, 50.0
+    record, given = ServerRecord("metrics", rows), {**BASE, "model": "llama-3.2-1b"}
+    base = {"deployment": {"engine": {"name": "vllm", "max_cudagraph_capture_size": 0}}}
+    eager, graphs = (observe_record(run_without_steps("metrics", each, given), record) for each in (base, {}))
+    assert {"GEMM", "attention decode"} <= set(eager.unidentified)
+    assert not eager.calibration.factors
+    assert "GEMM" not in graphs.unidentified
+
+
+def test_nothing_is_learnt_from_scatter_of_a_few_intervals() -> None:
+    # Gauges of a log are those of a moment: with few requests, times between tokens scatter by a third.
+    rows = np.zeros(36, INTERVAL)
+    rows["start_s"], rows["duration_s"], rows["context_tokens"] = np.arange(36), 1.0, 500.0
+    rows["gaps"], rows["steps"] = 1000.0, np.nan
+    rows["gaps_s"] = 7.6 * np.exp(0.3 * np.random.default_rng(13).standard_normal(36))
+    assert observe_record(server(), ServerRecord("metrics", rows)).learnt == "nothing"
+
+
 def test_an_idle_server_is_refused() -> None:
     with pytest.raises(InputError, match="no interval has 10 tokens behind others"):
         observe_record(server(), ServerRecord("metrics", np.zeros(30, INTERVAL)))

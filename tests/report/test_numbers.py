@@ -7,7 +7,7 @@ from windtunnel.model.attention.grouped_query import DecodeAttention
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.operators import Collective, Elementwise, Gemm, Op
 from windtunnel.model.precision import Format, Precision
-from windtunnel.report.numbers import duration, formats, number, percent, times, words
+from windtunnel.report.numbers import duration, formats, number, percent, quantity, times, words
 from windtunnel.report.serving.setup import arrivals_text, lengths_text
 from windtunnel.workload.arrivals import ClosedLoop, Gamma, Poisson
 from windtunnel.workload.lengths import Fixed, Lognormal, Uniform
@@ -28,6 +28,13 @@ from windtunnel.workload.lengths import Fixed, Lognormal, Uniform
 )
 def test_numbers_have_three_digits(value: float, text: str) -> None:
     assert number(value) == text
+
+
+@pytest.mark.parametrize(
+    ("usd", "text"), [(0.0, "0.00"), (0.004672, "0.0047"), (0.0374, "0.037"), (0.1, "0.10"), (1234.5, "1,234.50")]
+)
+def test_small_prices_keep_two_digits(usd: float, text: str) -> None:
+    assert quantity("usd_per_million_tokens", usd) == text
 
 
 @pytest.mark.parametrize(

@@ -364,8 +364,12 @@ def test_changes_are_single_and_none_is_what_there_is() -> None:
                 "Add enable_chunked_prefill: true in trtllm.yaml",
             },
         ),
+        (
+            "vllm serve llama-3.1-8b --enable-lora --max-lora-rank 16 --max-loras 8 --max-cpu-loras 20",
+            {"Set --max-loras 16 (now 8)", "Set --max-loras 32 (now 8); Set --max-cpu-loras 32 (now 20)"},
+        ),
     ],
-    ids=["vllm", "sglang", "trtllm"],
+    ids=["vllm", "sglang", "trtllm", "adapters"],
 )
 def test_changes_are_named_as_they_are_typed(command: str, expected: set[str]) -> None:
     server = read_launch_command(command).raw

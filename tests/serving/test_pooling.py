@@ -8,8 +8,12 @@ import pytest
 
 from serving.test_simulate import PlainRoofline
 from windtunnel.errors import InputError
+from windtunnel.metrics.limits import parse_limits
 from windtunnel.model.launches.forward import StepBatch, attention_launches, head_launches
 from windtunnel.report.serving.run import run_document, run_report
+from windtunnel.schema import encode
+from windtunnel.search.capacity.capacity import capacities
+from windtunnel.search.space.space import space_from
 from windtunnel.serving.explain import explain_step, step_batch
 from windtunnel.serving.results import Result
 from windtunnel.serving.scenario import Scenario, resolve, scenario_from
@@ -93,6 +97,19 @@ def test_sglang_does_not_overlap_embeddings() -> None:
 def test_what_embeddings_do_not_have_is_refused(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words):
         run(scenario_of(**changes))
+
+
+@pytest.mark.parametrize("limit", ["ttft_p99", "tpot_p90", "itl_p99"])
+def test_limits_on_tokens_are_refused_where_there_are_none(limit: str) -> None:
+    scenario = scenario_of()
+    words, raw = f"limit of {limit[:-4].upper()} says nothing here: task is 'embed'", encode(scenario)
+    with pytest.raises(InputError, match=words):
+        capacities(scenario, parse_limits({limit: "1s"}))
+    with pytest.raises(InputError, match=words):
+        space_from(raw | {"vary": {"tp": [1, 2]}, "limits": {limit: "1s"}})
+    if not limit.startswith("itl"):
+        with pytest.raises(InputError, match=words):
+            scenario_from(raw | {"slo": {f"{limit[:4]}_s": 1.0}})
 
 
 def test_masks_of_structured_output_take_the_host() -> None:

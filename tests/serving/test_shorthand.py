@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.metrics.slo import Slo
+from windtunnel.metrics.limits import Slo
 from windtunnel.model.precision import Format
 from windtunnel.serving.scenario import Scenario
 from windtunnel.serving.shorthand import PATHS, Options, raw_scenario, scenario

@@ -202,7 +202,8 @@ class PricedServer:
         typed = {n: int(value) if isinstance(getattr(usual, n), int) else value for n, value in values.items()}
         other = msgspec.structs.replace(EngineSettings(host=usual.host), **typed)
         engine = with_defaults(deployment.engine, self.setup.device, other, deployment.parallelism)
-        engine = for_architecture(deployment.engine, engine, self.setup.model.architecture)
+        model = self.setup.model
+        engine = for_architecture(deployment.engine, engine, model.architecture, model.is_recurrent)
         setup = replace(self.setup, engine=whole_prompt_tokens(deployment.engine, engine, self.setup.max_model_len))
         memory = _memory(setup, self.requests)
         seed = self.measurement.scenario.seed
@@ -336,7 +337,6 @@ class Fit:
         return {name: float(getattr(default, name) or 0.0) * ratio for name, ratio in moved.items()}
 
     def host(self, default: HostOverheads, scope: Scope) -> HostOverheads:
-        """Return the overheads of an engine's release on a device, from their defaults."""
         return HostOverheads(**self._moved(default, "host", HOST, scope))
 
     def client(self, default: Client, scope: Scope) -> Client:

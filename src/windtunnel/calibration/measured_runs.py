@@ -156,9 +156,7 @@ def read_table(
     """Return the runs of a CSV or Parquet file with `COLUMNS`, whose `rows` may have been read before.
 
     `server` is what served them all, as a scenario in builtins, where neither columns nor a row's command say more.
-
-    Raises:
-        InputError: an unknown or missing column, or a value that is none; names the row.
+    InputError for an unknown or missing column, or a value that is none; names the row.
     """
     rows = list(text_rows(path)) if rows is None else rows
     if not rows:
@@ -282,11 +280,8 @@ def _check_model(path: Path, sent_to: str, served: str) -> None:
 
 
 def text_rows(path: Path) -> Iterator[dict[str, str]]:
-    """Yield the rows of a CSV or Parquet file as text by column.
-
-    Raises:
-        InputError: it cannot be read, two columns have one name, or a row has another number of values.
-    """
+    """Yield the rows of a CSV or Parquet file as text by column. InputError where it cannot be read, two columns have
+    one name, or a row has another number of values."""
     if path.suffix == ".parquet":
         for row in read_parquet(path).to_pylist():
             yield {name: "" if value is None else str(value) for name, value in row.items()}
@@ -374,7 +369,6 @@ def _unknown_version(raw: dict[str, Any], unknown: tuple[str, ...]) -> tuple[str
 
 
 def _client_values(where: str, given: Mapping[str, str]) -> dict[str, Any]:
-    """Return what a row says of its client, checked."""
     values: dict[str, Any] = {
         name: _number(where, name, text) for name, text in given.items() if COLUMNS[name].of_client
     }
@@ -457,10 +451,7 @@ def _workload(where: str, values: Mapping[str, Any], are_means: bool) -> dict[st
 
 def _lengths(where: str, tokens: float, range_ratio: float | None, are_means: bool) -> int | dict[str, Any]:
     """Return lengths from the longest and the shortest one's share of it, or from a mean with the unrecorded spread.
-
-    Raises:
-        InputError: no request is that long.
-    """
+    InputError where no request is that long."""
     if tokens > MOST_TOKENS:
         raise InputError(f"{where}: {tokens:g} tokens are longer than any request", "give those of one request")
     if range_ratio is None:
@@ -563,11 +554,8 @@ def is_run_file(path: Path) -> bool:
 
 
 def read_run_file(path: Path) -> list[Measurement]:
-    """Read every run of a file of measured runs.
-
-    Raises:
-        InputError: a line is not JSON, has an unknown key or a wrong value, or two runs have one id; names the line.
-    """
+    """Read every run of a file of measured runs. InputError where a line is not JSON, has an unknown key or a wrong
+    value, or two runs have one id; names the line."""
     lines = read_text(path).splitlines()
     runs = [_measured_run(f"{path.name} line {number}", line) for number, line in enumerate(lines, 1) if line.strip()]
     check_ids(runs, path, "give each run an id of its own")

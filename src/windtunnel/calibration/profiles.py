@@ -133,7 +133,6 @@ def _host_at(fit: Fit, usual: HostOverheads, place: Scope) -> HostOverheads:
 
 
 def _clients(runs: Sequence[PricedServer], fit: Fit, place: Scope) -> dict[str, Client]:
-    """Return the times of every named client of the runs."""
     usual = {priced.client_name: priced.setup.client for priced in runs if priced.client_name}
     times = {name: fit.client(usual[name], place._replace(client=name)) for name in sorted(usual)}
     return {name: msgspec.structs.replace(Client(), **_rounded(each, OF_A_CLIENT)) for name, each in times.items()}

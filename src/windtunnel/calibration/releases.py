@@ -33,12 +33,10 @@ def with_inferred_versions(
     progress: Progress | None = None,
 ) -> list[Measurement]:
     """Return runs in their order, those of unknown version with the release that explains others of their source best.
+    InputError where no release predicts runs of unknown version.
 
     Args:
         calibration, num_processes: as for `predict_runs`, which predicts the trials.
-
-    Raises:
-        InputError: no release predicts runs of unknown version.
     """
     known = list(runs)
     sources: dict[tuple[str, str], list[int]] = {}

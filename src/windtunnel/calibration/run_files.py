@@ -22,11 +22,8 @@ def read_measurements(
     paths: Sequence[Path], options: Mapping[str, Any], server: Mapping[str, Any] | None = None
 ) -> list[Measurement]:
     """Read the runs of all files; `options` describe the deployment behind clients' files, and win over `server`, a
-    scenario in builtins that describes it too.
-
-    Raises:
-        InputError: a file that is missing or malformed, or a client's file without a model and a device.
-    """
+    scenario in builtins that describes it too. InputError for a file that is missing or malformed, or a client's file
+    without a model and a device."""
     if not paths:
         raise InputError("there are no runs", f"give {_KINDS}")
     check_paths(paths)

@@ -49,11 +49,8 @@ def are_training_runs(row: Mapping[str, str]) -> bool:
 
 
 def read_training_rows(path: Path, rows: Sequence[Mapping[str, str]]) -> list[Measurement]:
-    """Return the run of every row; one that is refused says why.
-
-    Raises:
-        InputError: a column is unknown, missing or there twice, or two runs have one id.
-    """
+    """Return the run of every row; one that is refused says why. InputError where a column is unknown, missing or there
+    twice, or two runs have one id."""
     rows = measured_runs.with_our_columns(path, rows, COLUMNS)
     measured_runs.check_columns(path, rows[0], COLUMNS)
     layout, shapes = [name for name in LAYOUT if any(row.get(name) for row in rows)], shapes_of(rows)
@@ -98,10 +95,8 @@ def read_job(
 ) -> tuple[dict[str, str], TrainingJob, list[str]]:
     """Return a row with what is usual for it, its job, and what was taken for columns that are empty.
 
-    One of the columns `layout` is needed; `shape` are layers and width that other rows of its model say.
-
-    Raises:
-        InputError: the row does not say enough, or names what is not known.
+    One of the columns `layout` is needed; `shape` are layers and width that other rows of its model say. InputError
+    where the row does not say enough, or names what is not known.
     """
     for name, column in COLUMNS.items():
         if column.needed and name not in row:
@@ -297,7 +292,6 @@ def _own_shape(given: Mapping[str, str]) -> Shape:
 
 
 def _says_shape(given: Mapping[str, str]) -> bool:
-    """Whether a row says enough to know the shape of a model that the catalog has not."""
     if _GPT.match(given["model"]) is None:
         return given.keys() >= {"layers", "hidden", "heads", "vocab"}
     return len(given.keys() & {"layers", "hidden", "params_B"}) > 1 and bool(given.keys() & {"layers", "hidden"})
@@ -378,10 +372,7 @@ def _whole(given: Mapping[str, str], name: str) -> int:
 def framework_of(text: str, model: str = "") -> tuple[str, Mapping[str, Any]]:
     """Return the word of `WORDS` in a framework's own name, with its job's framework, what is usual, its name of FP8.
 
-    Some are named with the model, whatever else a table says: `Paxml GPT5B`.
-
-    Raises:
-        InputError: it is none that is known.
+    Some are named with the model, whatever else a table says: `Paxml GPT5B`. InputError where it is none that is known.
     """
     known: Mapping[str, Mapping[str, Any]] = WORDS["frameworks"]
     parts = [part for part in known if known[part].get("in_model") and part in model.lower()]
@@ -393,7 +384,6 @@ def framework_of(text: str, model: str = "") -> tuple[str, Mapping[str, Any]]:
 
 
 def _described(device: Device) -> str:
-    """Return the words of a device: its title and its power."""
     return device.title if device.tdp_w is None else f"{device.title} {device.tdp_w:g}W"
 
 
@@ -463,9 +453,7 @@ def hardware_of(text: str) -> Hardware:
     """Return the device that a name means, and the node where it is one: `DGX-H100`.
 
     A device may be named by words that only its title has, without what is in brackets, or by those of `WORDS`.
-
-    Raises:
-        InputError: the catalog has none, or several.
+    InputError where the catalog has none, or several.
     """
     known = catalog.names("devices")
     if text in known:

@@ -278,7 +278,6 @@ def with_odd_runs(predictions: Sequence[RunPrediction]) -> list[RunPrediction]:
 
 
 def _residual_s(prediction: RunPrediction) -> float:
-    """Return measured less predicted seconds per output token; NaN where either is missing."""
     measured, predicted = prediction.measurement.measured.get("tpot"), prediction.predicted.get("tpot")
     return math.nan if measured is None or predicted is None else measured - predicted
 

@@ -115,20 +115,14 @@ def names(kind: str) -> list[str]:
 
 
 def find(kind: str, name: str) -> Path:
-    """Return the file of the entry `name`; letter case and `-` for `_` do not matter.
-
-    Raises:
-        InputError: there is no such entry; the hint names near ones.
-    """
+    """Return the file of the entry `name`; letter case and `-` for `_` do not matter. InputError where there is no such
+    entry; the hint names near ones."""
     return _files(kind)[spelling(kind, name)]
 
 
 def spelling(kind: str, name: str) -> str:
     """Return the name of an entry as the catalog spells it; of a device, also by the name that nvidia-smi prints.
-
-    Raises:
-        InputError: there is no such entry; the hint names near ones.
-    """
+    InputError where there is no such entry; the hint names near ones."""
     entries = _files(kind)
     if name in entries:
         return name
@@ -209,11 +203,8 @@ def _inline_model(keys: Mapping[str, Any]) -> ModelSpec:
 
 
 def model_config(name: str) -> dict[str, Any]:
-    """Return the config.json of the model called `name`, as `model` finds it.
-
-    Raises:
-        InputError: there is no such model, or it is a variant that has no config of its own.
-    """
+    """Return the config.json of the model called `name`, as `model` finds it. InputError where there is no such model,
+    or it is a variant that has no config of its own."""
     if looks_like_path(name):
         return _read_json(_config_file(_path(name)))
     entries = _models()
@@ -349,11 +340,9 @@ def checkpoints(name: str | ModelSpec, vendor: str = "") -> dict[str, ModelSpec]
     """Return the checkpoints of one model, one for each choice of formats: the named one, then by the shortest name.
     That of a file is named by its path.
 
-    Those for other devices than the `vendor`'s are left out, where it is one of `VENDORS`.
-    A checkpoint of the same shape is the same model if its name begins with the model's (`Llama-3.3-70B-Instruct-FP8`).
-
-    Raises:
-        InputError: there is no such model.
+    Those for other devices than the `vendor`'s are left out, where it is one of `VENDORS`. A checkpoint of the same
+    shape is the same model if its name begins with the model's (`Llama-3.3-70B-Instruct-FP8`). InputError where there
+    is no such model.
     """
     named, entries = model(name), _models()
     shape, tail = _shape_of(named.name, entries), named.name.rpartition("/")[2].lower()
@@ -537,13 +526,11 @@ def _model_from_files(path: Path) -> ModelSpec:
 
 
 def config_files(source: str) -> tuple[Any, dict[str, Any] | None, str]:
-    """Return what a config.json holds, what is beside it of its formats, and the name of its folder or file.
+    """Return what a config.json holds, what is beside it of its formats, and the name of its folder or file. InputError
+    where there is no such file, or it is no JSON.
 
     Args:
         source: path of the file, or of the folder with it.
-
-    Raises:
-        InputError: there is no such file, or it is no JSON.
     """
     config = _config_file(_path(source))
     quantisation = config.with_name("hf_quant_config.json")
@@ -613,10 +600,7 @@ def _slug(name: str) -> str:
 
 def download(name: str) -> tuple[dict[str, Any], dict[str, Any] | None]:
     """Fetch config.json and, where it says no format, hf_quant_config.json of what huggingface.co calls `name`.
-
-    Raises:
-        InputError: it is no name of a model there, or nothing can be fetched.
-    """
+    InputError where it is no name of a model there, or nothing can be fetched."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", name):
         raise InputError(f"{name!r} is not a model id of huggingface.co; they look like organisation/model")
     config = _fetch_json(f"https://huggingface.co/{name}/resolve/main/config.json", name)

@@ -30,14 +30,12 @@ class AddedModel:
 
 def add_model(source: str, like: str | None = None, name: str | None = None) -> AddedModel:
     """Read a model, and write its config.json into the user's catalog, under its name; nothing is written otherwise.
+    InputError where its config.json cannot be found or read, or the name is one of the shipped catalog's.
 
     Args:
         source: path of a config.json or of the folder with one, or a name of huggingface.co, which is fetched.
         like: `model_type`, or model of the catalog, whose layers it has, where its own `model_type` is not known.
         name: what to call it; None: its name there, or that of its folder or file.
-
-    Raises:
-        InputError: its config.json cannot be found or read, or the name is one of the shipped catalog's.
     """
     config, found_name = _found(source)
     if like is not None:

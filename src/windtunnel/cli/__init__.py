@@ -136,7 +136,6 @@ def _fail(message: str, hint: str | None, code: int) -> int:
 
 
 def _usage_error(error: "click.UsageError") -> tuple[str, str | None]:
-    """Return the message and hint of a usage error of click."""
     import click
 
     from windtunnel.serving.other_names import other_names

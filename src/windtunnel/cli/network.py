@@ -44,7 +44,6 @@ def network_settings(options: Options) -> NetworkSettings:
 
 
 def _check_has_flows(backend: str, given: list[str]) -> None:
-    """Refuse options for flows, if any are given, where the backend has none."""
     if given and hasattr(BACKENDS.get(backend), "run_collective"):
         option = f"--{given[0].replace('_', '-')}"
         raise InputError(f"{option} is for flows; the {backend} backend has none", "give --backend flow")

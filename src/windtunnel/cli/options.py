@@ -29,13 +29,11 @@ OF_LOAD = ("input_tokens", "output_tokens", "num_requests")
 
 def scenario_of(options: Options, slo: str | None = None, base: dict[str, Any] | None = None) -> Scenario:
     """Return the scenario of a command line: the file's, if there is one, with every option that was given over it.
+    InputError names the option or the path in the scenario that is wrong.
 
     Args:
         options: of the groups `SCENARIO`, as far as the command has them; its argument `scenario` is the file.
         base: the deployment of a server's command line, which goes over the file and below the options.
-
-    Raises:
-        InputError: names the option or the path in the scenario that is wrong.
     """
     file = options.scenario
     given = options.given(*SCENARIO)

@@ -80,7 +80,6 @@ class Options(SimpleNamespace):
         return {name: getattr(self, name) for name in names if hasattr(self, name)}
 
     def given(self, *groups: str) -> dict[str, Any]:
-        """Return the values of some groups that are given."""
         return {name: value for name, value in self.of(*groups).items() if value is not None}
 
 
@@ -315,7 +314,6 @@ def _show_version(ctx: click.Context, _param: click.Parameter, is_set: bool) -> 
 
 @click.pass_context
 def _show_help(ctx: click.Context) -> None:
-    """Show the help of a group of commands without one of them."""
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 

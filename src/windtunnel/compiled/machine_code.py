@@ -35,7 +35,6 @@ class MachineCode:
     """Address of each function that it calls and that numba alone provides; such code is of use to one process."""
 
     def save(self, path: Path) -> None:
-        """Keep the code for later processes."""
         if not self.symbols:
             keep(path, bytes([self.num_results]) + self.code)
 
@@ -60,7 +59,6 @@ def load(path: Path) -> MachineCode | None:
 
 @cache
 def _linker() -> Any:
-    """Return LLVM's linker for this process."""
     from llvmlite import binding
 
     binding.initialize_native_target()

@@ -27,14 +27,12 @@ class _Server(uvicorn.Server):
 
 
 class LocalServer:
-    """A server of an application; it listens from the start, and answers once it serves.
+    """A server of an application; it listens from the start, and answers once it serves. InputError where a port is
+    taken, or there is no such interface.
 
     Args:
         port: 0 takes a free one.
         num_ports: one, or so many from `port` on.
-
-    Raises:
-        InputError: a port is taken, or there is no such interface.
     """
 
     def __init__(self, app: Any, host: str = HOST, port: int = 0, num_ports: int = 1, **settings: Any) -> None:

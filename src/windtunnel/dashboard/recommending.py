@@ -65,7 +65,6 @@ class Recommendation:
         return Watched(self.space)
 
     def shown(self) -> SearchEvidence:
-        """Return what is known by now."""
         if self.evidence is not None:
             return self.evidence
         study = self.watched.study_of(self.store.known)
@@ -133,10 +132,7 @@ class Recommendations:
 def space_of(query: Mapping[str, str]) -> tuple[Space, float | None]:
     """Return the space that a form describes, and the load in requests/s where it gives one.
 
-    Names are those of the catalog: nothing that is typed leads to a file.
-
-    Raises:
-        InputError: names the field that is wrong.
+    Names are those of the catalog: nothing that is typed leads to a file. InputError names the field that is wrong.
     """
     given = _given(query)
     for name in ("model", "devices", "slo"):
@@ -179,5 +175,4 @@ def _given(query: Mapping[str, str]) -> dict[str, str]:
 
 
 def _number(name: str, given: Mapping[str, str]) -> float | None:
-    """Return the number above 0 of a field; None where it is empty."""
     return positive(given[name], FORM["fields"][name]["label"]) if name in given else None

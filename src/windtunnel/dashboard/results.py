@@ -87,12 +87,8 @@ class Results:
         return path
 
     def read(self, name: str) -> tuple[ResultEntry, dict[str, Any]]:
-        """Return a result and its whole document.
-
-        Raises:
-            NotThereError: there is none of that name.
-            InputError: it is broken.
-        """
+        """Return a result and its whole document. NotThereError where there is none of that name; InputError where it
+        is broken."""
         file = document_file(self.path(name))
         if file is None or not file.resolve().is_relative_to(self.folder):
             raise InputError(f"{name} holds no result: {SUMMARY} is missing", "is the run still under way?")

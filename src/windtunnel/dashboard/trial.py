@@ -59,13 +59,11 @@ class Trial:
 
 def trial_of(query: Mapping[str, str], folder: Path) -> Trial:
     """Return the scenario of a form: a pasted one or a server's command line, if given, with the other fields over it.
+    InputError names the field, or the path in the scenario, that is wrong.
 
     Args:
         query: `text`; the short names in `LABELS`; `arrivals` (`rate` or `concurrency`) with `load`; those of `LIMITS`.
         folder: the only one whose files it may name.
-
-    Raises:
-        InputError: names the field, or the path in the scenario, that is wrong.
     """
     raw, launch = _base(query.get("text", ""), folder)
     deployment, keys = raw.get("deployment"), {"model": "model", "device": "deployment", **dict.fromkeys(LIMITS, "slo")}
@@ -239,11 +237,8 @@ class Sweep:
 
 
 def swept(scenario: Scenario) -> Sweep:
-    """Find the capacity of a scenario's deployment, and its latencies at loads below and above.
-
-    Raises:
-        InputError: the deployment cannot be, or its workload has no load to change, or too many requests.
-    """
+    """Find the capacity of a scenario's deployment, and its latencies at loads below and above. InputError where the
+    deployment cannot be, or its workload has no load to change, or too many requests."""
     stream = stream_of(scenario.workload, scenario.seed)
     if stream.unit.num_requests > MOST_SWEPT_REQUESTS:
         many = f"{stream.unit.num_requests:,} requests are too many for a sweep"
@@ -291,13 +286,11 @@ def point_of(tried: Probe) -> dict[str, Any]:
 
 
 def kept(query: Mapping[str, str], folder: Path) -> str:
-    """Write the scenario, or its run, below `folder`; returns the name that it has there.
+    """Write the scenario, or its run, below `folder`; returns the name that it has there. InputError where the name is
+    none, or something of that name is there.
 
     Args:
         query: of `trial_of`, with `name` and `what`, which is `scenario` or `run`.
-
-    Raises:
-        InputError: the name is none, or something of that name is there.
     """
     name, what = query.get("name", "").strip(), query.get("what")
     if not _NAME.fullmatch(name) or ".." in name:

@@ -36,10 +36,7 @@ class Point:
 
 def search_diffusion(raw: Mapping[str, Any], where: str) -> list[Point]:
     """Return every combination of `vary` (dotted path -> values), the cheapest first, and last those without an answer.
-
-    Raises:
-        InputError: `vary` is no table of lists, is too large, or names a wrong setting.
-    """
+    InputError where `vary` is no table of lists, is too large, or names a wrong setting."""
     base = {key: value for key, value in raw.items() if key != "vary"}
     vary: Any = raw.get("vary")
     lists = vary.values() if isinstance(vary, Mapping) else ()

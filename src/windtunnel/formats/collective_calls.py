@@ -63,16 +63,14 @@ def element_bytes(name: str) -> int | None:
 def torch_call(
     name: str, attributes: Mapping[str, Any], keys: tuple[str, str, str, str, str], duration_s: float | None
 ) -> CollectiveCall | None:
-    """Return a collective from PyTorch's record of it, or None where `name` is no collective.
+    """Return a collective from PyTorch's record of it, or None where `name` is no collective. InputError where a count
+    is no whole number of at least 0.
 
     Args:
         name: PyTorch's name, such as `_allgather_base`.
         attributes: metadata of the call.
         keys: metadata keys of input elements, output elements, format, group and group size.
         duration_s: measured time; None where it is unknown.
-
-    Raises:
-        InputError: a count is no whole number of at least 0.
     """
     operation = TORCH_NAMES.get(name)
     if operation is None:

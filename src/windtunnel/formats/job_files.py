@@ -67,11 +67,8 @@ class JobRead:
 
 
 def read_any_job(kind: FileFormat, path: Path, launch: JobLaunch) -> JobRead:
-    """Read a job of any format, with the overrides, and what was ignored.
-
-    Raises:
-        InputError: as the format's reader does, or an override names no field.
-    """
+    """Read a job of any format, with the overrides, and what was ignored. InputError as the format's reader does, or an
+    override names no field."""
     if kind.read is read_job:
         return JobRead(read_job(path, launch)[0])
     job, *apart = kind.read(path, launch)
@@ -81,11 +78,8 @@ def read_any_job(kind: FileFormat, path: Path, launch: JobLaunch) -> JobRead:
 
 
 def read_job_file(path: Path, given: Mapping[str, Any]) -> JobRead:
-    """Read a job's file of any format, with the fields of the job that are given over it, by dotted path.
-
-    Raises:
-        InputError: there is no such file, or as `find_format` and `read_any_job`.
-    """
+    """Read a job's file of any format, with the fields of the job that are given over it, by dotted path. InputError
+    where there is no such file, or as `find_format` and `read_any_job`."""
     check_is_file(path)
     rest = {name: value for name, value in given.items() if name not in ("device", "num_devices")}
     launch = JobLaunch(given.get("device"), given.get("num_devices"), rest)

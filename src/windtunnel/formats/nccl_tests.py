@@ -41,11 +41,8 @@ class NcclLog:
 
 
 def read_nccl_log(path: Path, op: str | None = None) -> NcclLog:
-    """Read the output of one program; `op` says which it was, where the log does not.
-
-    Raises:
-        InputError: it is no such log, or cut off, it is of several kinds of GPU or programs, or its data were wrong.
-    """
+    """Read the output of one program; `op` says which it was, where the log does not. InputError where it is no such
+    log, or cut off, it is of several kinds of GPU or programs, or its data were wrong."""
     lines = read_text(path).splitlines()
     ranks = [(int(match[1]), match[2], match[3].strip()) for line in lines if (match := _RANK.match(line))]
     if not ranks:

@@ -42,15 +42,13 @@ def engines_with(attribute: str) -> dict[str, Any]:
 
 @contextmanager
 def started(engine: str, model: str, arguments: Sequence[str] = (), python: str = sys.executable) -> Iterator[str]:
-    """Start a server and yield its endpoint; the server ends with the block.
+    """Start a server and yield its endpoint; the server ends with the block. InputError where there is no such engine
+    or interpreter; WindtunnelError where it ended, or was not ready in time; the message has the last lines of its
+    output.
 
     Args:
         model: a folder or name, as the engine takes it.
         python: interpreter of the environment that the engine is installed in.
-
-    Raises:
-        InputError: there is no such engine or interpreter.
-        WindtunnelError: it ended, or was not ready in time; the message has the last lines of its output.
     """
     known = engines_with("SERVER")
     check_known(engine, known, f"{engine!r} cannot be started")

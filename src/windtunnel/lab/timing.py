@@ -142,11 +142,8 @@ def event_cost_s(in_graph: bool) -> float:
 
 
 def clock_for(device: str, num_threads: int, clock: str | None = None) -> str:
-    """Return the clock to use on `device`: the given one, else the one that other processes disturb least.
-
-    Raises:
-        InputError: there is no such clock, or it cannot measure there.
-    """
+    """Return the clock to use on `device`: the given one, else the one that other processes disturb least. InputError
+    where there is no such clock, or it cannot measure there."""
     if clock is None:
         return "cuda_event" if device == "cuda" else "cpu_time" if num_threads == 1 else "wall"
     check_known(clock, CLOCKS, f"there is no clock {clock!r}")

@@ -23,12 +23,10 @@ TINY: dict[str, Any] = json.loads((_FILES / "config.json").read_text(encoding="u
 
 def write_tiny_model(folder: Path) -> Path:
     """Write a checkpoint with random weights and a tokenizer of words; needs no network, and no torch.
+    MissingExtraError where safetensors is not installed.
 
     Returns:
         The folder.
-
-    Raises:
-        MissingExtraError: safetensors is not installed.
     """
     safetensors = import_extra("safetensors.numpy", "bench")
     write_tokenizer(folder, TINY["vocab_size"])

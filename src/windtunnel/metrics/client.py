@@ -3,8 +3,8 @@
 import numpy as np
 
 from windtunnel.compiled.arrays import Floats, Ints
+from windtunnel.metrics.limits import Slo
 from windtunnel.metrics.records import COLUMNS, Table, time_per_output_token_s
-from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import Distribution, Goodput, distributions, goodput, known_distribution
 from windtunnel.schema import Schema
 

@@ -4,11 +4,39 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Annotated, Any
 
 from windtunnel.errors import InputError, did_you_mean
-from windtunnel.metrics.slo import LEAST_PERCENTILE, Slo
+from windtunnel.schema import Positive, Schema, check_between
 from windtunnel.units import format_seconds, parse_quantity
+
+LEAST_PERCENTILE = 1
+"""A limit that fewer of the requests must keep is none."""
+Percentile = Annotated[float, partial(check_between, LEAST_PERCENTILE, 100)]
+
+
+class Slo(Schema):
+    """Limits that a request must keep to count as goodput, and the share of the requests that must; None: no limit."""
+
+    ttft_s: Positive | None = None
+    tpot_s: Positive | None = None
+    e2e_s: Positive | None = None
+    ttft_percentile: Percentile = 99.0
+    """Percent of the requests that must keep the limit, as in `--slo ttft_p90=2s`."""
+    tpot_percentile: Percentile = 99.0
+    e2e_percentile: Percentile = 99.0
+
+    @property
+    def limits(self) -> dict[str, tuple[float, float]]:
+        """Latency (`ttft`, `tpot`, `e2e`) -> its limit in seconds and the percentile that must keep it."""
+        given = {
+            "ttft": (self.ttft_s, self.ttft_percentile),
+            "tpot": (self.tpot_s, self.tpot_percentile),
+            "e2e": (self.e2e_s, self.e2e_percentile),
+        }
+        return {name: (limit_s, share) for name, (limit_s, share) in given.items() if limit_s is not None}
+
 
 METRICS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "end to end", "queueing": "queueing"}
 """Name -> title. All are over requests, except inter-token latency, which is over tokens."""
@@ -55,11 +83,8 @@ class Limit:
 
 
 def limit_of(name: str, value: float | str) -> Limit:
-    """Return the limit `name` (`ttft_p90`; `tpot` means its 99th percentile) of `value` (`2s`, or seconds).
-
-    Raises:
-        InputError: there is no such latency or statistic, or the value is no positive time.
-    """
+    """Return the limit `name` (`ttft_p90`; `tpot` means its 99th percentile) of `value` (`2s`, or seconds). InputError
+    where there is no such latency or statistic, or the value is no positive time."""
     match = _NAME.match(_REVERSED.sub(r"\2_\1", name.lower()).replace("-", "_"))
     if match is None or match["metric"] not in METRICS:
         known = [f"{metric}{end}" for metric in METRICS for end in ("", "_mean", "_p50", "_p90", "_p99", "_max")]
@@ -109,11 +134,8 @@ def share_of(text: str) -> float:
 
 
 def parse_limits(given: str | Mapping[str, float | str]) -> tuple[Limit, ...]:
-    """Read `ttft_p90=2s,tpot_p99=50ms`, or a table of the same names and values, as limits.
-
-    Raises:
-        InputError: another form, or what `limit_of` raises.
-    """
+    """Read `ttft_p90=2s,tpot_p99=50ms`, or a table of the same names and values, as limits. InputError for another
+    form, or what `limit_of` raises."""
     values = limit_values(given) if isinstance(given, str) else given
     try:
         return limits_from(values)
@@ -127,6 +149,14 @@ def limits_from(values: Mapping[str, float | str]) -> tuple[Limit, ...]:
     return tuple(limit_of(name, value) for name, value in values.items())
 
 
+def check_limited(task: str, metrics: Iterable[str]) -> None:
+    """Raise InputError for a limit on tokens where requests end with their prompt."""
+    for metric in metrics if task != "generate" else ():
+        if metric in ("ttft", "tpot", "itl"):
+            message = f"a limit of {METRICS[metric]} says nothing here: task is {task!r}, whose requests have no output"
+            raise InputError(message, "limit the whole latency, for instance e2e_p99=200ms")
+
+
 def limits_of(slo: Slo | None) -> tuple[Limit, ...]:
     """Return a scenario's limits."""
     known = () if slo is None else slo.limits.items()
@@ -135,10 +165,7 @@ def limits_of(slo: Slo | None) -> tuple[Limit, ...]:
 
 def slo_fields(given: str | Mapping[str, float | str]) -> dict[str, Any]:
     """Read `ttft_p90=2s,tpot=50ms`, or a table of such names and of fields of an `Slo`, as fields of an `Slo`.
-
-    Raises:
-        InputError: what `parse_limits` raises, a limit that is not one of requests, or two on one latency.
-    """
+    InputError for what `parse_limits` raises, a limit that is not one of requests, or two on one latency."""
     named = limit_values(given) if isinstance(given, str) else given
     fields = {} if isinstance(given, str) else {name: value for name, value in named.items() if not _is_limit(name)}
     limits = parse_limits({name: value for name, value in named.items() if name not in fields})

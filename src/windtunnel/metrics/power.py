@@ -41,13 +41,11 @@ class PowerTerms(Schema):
         check_at_least(1, pue=self.pue)
 
     def slower(self, design_w: float | None, power_share: float, architecture: str) -> float:
-        """Return how many times as long arithmetic takes at the power limit as at the device's design power.
+        """Return how many times as long arithmetic takes at the power limit as at the device's design power. InputError
+        where the limit is out of the law's range, or the design power is not known.
 
         Args:
             power_share: design power over that at which the operators of as many multiprocessors were measured.
-
-        Raises:
-            InputError: the limit is out of the law's range, or the design power is not known.
         """
         if self.limit_w is None:
             return 1.0
@@ -112,10 +110,8 @@ def clock_share(power: float, architecture: str) -> float:
 
     MLPerf Inference 4.1 has H200 at 500 of 700 W at 0.81 (Llama-2-70B) and 0.83 (Mixtral) of its rate, arithmetic 0.79;
     at 350 W at 0.65 (GPT-J), 0.57. Six RTX 3090 of 350 W have prompts at 0.94, 0.85 and 0.60 with 300, 250 and 200 W
-    (MiniMax-M2.5, llmgarage.ai, February 2026): 0.89, 0.76 and 0.60.
-
-    Raises:
-        InputError: the share is below what was measured.
+    (MiniMax-M2.5, llmgarage.ai, February 2026): 0.89, 0.76 and 0.60. InputError where the share is below what was
+    measured.
     """
     if power < LEAST_SHARE * (1.0 - 1e-9):
         why = f"at {power:.0%} of the power for each multiprocessor at which operators were measured"

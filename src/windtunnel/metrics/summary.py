@@ -11,9 +11,9 @@ from numpy.typing import NDArray
 from windtunnel.compiled.arrays import Floats, Ints
 from windtunnel.metrics.checks import Checks
 from windtunnel.metrics.fleet import FleetSummary, lost_steps
+from windtunnel.metrics.limits import Slo
 from windtunnel.metrics.power import Power, PowerModel, PowerTerms, power_of
 from windtunnel.metrics.records import Table
-from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.tokens import rows_of_replicas
 from windtunnel.schema import Schema
 
@@ -108,6 +108,8 @@ class PoolSummary(Schema):
     role: str
     num_replicas: int
     num_devices: int
+    mean_devices: float
+    """Devices that are held, averaged over the run; `num_devices` are there at most."""
     utilisation: Utilisation
     time_fractions: dict[str, float]
     stages: tuple["StageUse", ...]
@@ -240,6 +242,8 @@ class DeploymentSize:
     """KV blocks of one replica."""
     num_stages: int = 1
     """Pipeline stages of a replica: so many steps may be in flight at once."""
+    mean_devices: float | None = None
+    """Mean number of devices that are held; None: all of `num_devices`, by the share of replicas that are."""
 
 
 @dataclass(frozen=True)
@@ -287,7 +291,7 @@ def summarise(
     measured = requests.where(~warmup) if warmup.any() else requests
     span_s = span_of(measured)
     mean_replicas = size.num_replicas if fleet is None else fleet.mean_replicas
-    mean_devices = size.num_devices * mean_replicas / size.num_replicas
+    mean_devices = size.mean_devices or size.num_devices * mean_replicas / size.num_replicas
     throughput = _throughput(measured, span_s, mean_devices)
     utilisation = utilisation_of(requests, steps, size, mean_replicas)
     ended = steps if fleet is None else steps.where(~lost_steps(steps))
@@ -321,8 +325,8 @@ def span_of(requests: Table) -> float:
 
 def with_pools(summary: Summary, requests: Table, pools: Sequence[PoolSummary], terms: PowerTerms) -> Summary:
     """Return the summary of a deployment with pools; its shares are means over replicas or over busy time."""
-    replicas = [pool.num_replicas for pool in pools]
-    busy = [pool.num_replicas * pool.utilisation.busy_fraction for pool in pools]
+    replicas = [pool.num_replicas * pool.mean_devices / pool.num_devices for pool in pools]
+    busy = [held * pool.utilisation.busy_fraction for held, pool in zip(replicas, pools, strict=True)]
     means = {
         name: float(np.average([getattr(pool.utilisation, name) for pool in pools], weights=weights))
         for name, weights in (
@@ -370,7 +374,6 @@ def _cost(price_usd_per_hour: float | None, num_devices: float, throughput: Thro
 
 
 def _power(mean_w: float | None, span_s: float, throughput: Throughput, terms: PowerTerms) -> Power | None:
-    """Return the power and energy of all devices together, None where their power is unknown."""
     counts = (span_s * throughput.requests_per_s, span_s * throughput.output_tokens_per_s)
     return power_of(mean_w, span_s, *counts, terms)
 

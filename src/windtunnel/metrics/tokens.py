@@ -70,7 +70,6 @@ def _times_on_replica(requests: Table, request_rows: Ints, steps: Table, step_ro
 
 
 def _between(values: NDArray[Any], begin: Ints, end: Ints) -> Floats:
-    """Return the sums of values[begin : end] for many ranges."""
     sums = np.concatenate([[0.0], np.cumsum(values)])
     return np.asarray(sums[end] - sums[begin])
 

@@ -60,16 +60,14 @@ Layer = tuple[Attention | None, FeedForward | None]
 
 
 def model_from_config(config: Mapping[str, Any], name: str, quant_config: Mapping[str, Any] | None = None) -> ModelSpec:
-    """Return the `ModelSpec` that a Hugging Face `config.json` describes.
+    """Return the `ModelSpec` that a Hugging Face `config.json` describes. InputError where a needed key is missing, or
+    has the wrong type or an impossible value; or the `model_type` is not known or has layers that `ModelSpec` cannot
+    express.
 
     Args:
         config: the parsed config.json; of a multimodal model the language model (`text_config`) is read.
         name: what to call the model, also in errors.
         quant_config: the parsed `hf_quant_config.json` of a ModelOpt checkpoint; it wins over `quantization_config`.
-
-    Raises:
-        InputError: a needed key is missing, or has the wrong type or an impossible value; or the `model_type` is not
-            known or has layers that `ModelSpec` cannot express.
     """
     return read_config(config, name, quant_config)[0]
 
@@ -78,10 +76,7 @@ def read_config(
     config: Mapping[str, Any], name: str, quant_config: Mapping[str, Any] | None = None
 ) -> tuple[ModelSpec, list[str]]:
     """Return what `model_from_config` does, and the keys of the language model that nothing looked at, in their order.
-
-    Raises:
-        InputError: as `model_from_config` does.
-    """
+    InputError as `model_from_config` does."""
     if not isinstance(config, Mapping):
         raise InputError(f"{name}: config.json holds {type(config).__name__}; an object is needed")
     quant_config = config.get(QUANTISATION) if quant_config is None else quant_config

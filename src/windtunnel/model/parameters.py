@@ -22,7 +22,6 @@ class ParameterCount:
 
     @property
     def total(self) -> int:
-        """All parameters."""
         return self.embedding + self.lm_head + self.attention + self.feed_forward.total + self.norms
 
     @property

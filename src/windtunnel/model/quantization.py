@@ -37,15 +37,13 @@ def precision_from_config(
     quantization_config: Any, hf_quant_config: Mapping[str, Any] | None, layers: Sequence[Modules], model: str
 ) -> tuple[Precision, dict[str, float]]:
     """Return the formats of a checkpoint, and the mean bits of a weight in the parts whose layers differ in format.
+    InputError for a format that `Format` does not have, or a config that cannot be understood.
 
     Args:
         quantization_config: that key of config.json; None where it has none.
         hf_quant_config: the content of `hf_quant_config.json`, which wins.
         layers: the modules of every layer, in order.
         model: the model's name, for errors.
-
-    Raises:
-        InputError: a format that `Format` does not have, or a config that cannot be understood.
     """
     scheme = _scheme(quantization_config, hf_quant_config, model)
     if scheme is None:
@@ -408,11 +406,7 @@ ItemT = TypeVar("ItemT", int, str, dict[str, Any])
 
 
 def list_of(kind: type[ItemT], plural: str, config: Mapping[str, Any], key: str, model: str) -> list[ItemT]:
-    """Return a list of one kind of value; empty where `key` is absent.
-
-    Raises:
-        InputError: it is something else.
-    """
+    """Return a list of one kind of value; empty where `key` is absent. InputError where it is something else."""
     value = config.get(key) or []
     if not isinstance(value, list) or not all(isinstance(item, kind) for item in value):
         raise InputError(f"{model}: {key} is {value!r}; a list of {plural} is needed")

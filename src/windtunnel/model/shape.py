@@ -49,11 +49,8 @@ class LayerKind:
 
     @classmethod
     def from_builtins(cls, raw: Any) -> Any:
-        """Decode a kind from builtins; its `type` says which.
-
-        Raises:
-            InputError: there is no such kind, or one of its fields is wrong.
-        """
+        """Decode a kind from builtins; its `type` says which. InputError where there is no such kind, or one of its
+        fields is wrong."""
         if isinstance(raw, cls):
             return raw
         if not isinstance(raw, Mapping) or not isinstance(raw.get("type"), str):
@@ -86,11 +83,8 @@ class Attention(LayerKind):
 
     @classmethod
     def read(cls, reader: ConfigReader, index: int, layer_type: str) -> Self:
-        """Return layer `index`, which the config calls `layer_type`; every `model_type` is known.
-
-        Raises:
-            InputError: a key is missing or impossible.
-        """
+        """Return layer `index`, which the config calls `layer_type`; every `model_type` is known. InputError where a
+        key is missing or impossible."""
         raise cls.lacking("read")
 
     num_heads: int
@@ -257,11 +251,8 @@ class FeedForward(LayerKind):
 
     @classmethod
     def read(cls, reader: ConfigReader) -> Self:
-        """Return the feed-forward that a config describes; its `model_type` is known.
-
-        Raises:
-            InputError: a key is missing or impossible.
-        """
+        """Return the feed-forward that a config describes; its `model_type` is known. InputError where a key is missing
+        or impossible."""
         raise cls.lacking("read")
 
     @property
@@ -428,6 +419,11 @@ class ModelSpec(Schema):
     def is_encoder(self) -> bool:
         """Whether it makes vectors and scores, and no text."""
         return any(not attention.is_causal for _, attention in self.attentions)
+
+    @property
+    def is_recurrent(self) -> bool:
+        """Whether a layer of it keeps a recurrent state."""
+        return any(attention.is_recurrent for _, attention in self.attentions)
 
     @property
     def head_parameters(self) -> int:

@@ -62,11 +62,8 @@ class VisionTower(Schema):
     """With windows: layers that attend to whole images."""
 
     def image(self, width: int, height: int, pixels: Pixels = (None, None)) -> Patches:
-        """Return the patches and tokens of an image of `width` x `height` pixels.
-
-        Raises:
-            InputError: its sides differ too much, or the rule is not known.
-        """
+        """Return the patches and tokens of an image of `width` x `height` pixels. InputError where its sides differ too
+        much, or the rule is not known."""
         if self.rule == "other":
             raise InputError("the rule by which images become tokens is not known", OVERRIDE)
         if self.rule == "pooled":
@@ -90,9 +87,7 @@ class VisionTower(Schema):
         """Return the patches and tokens of `num_frames` frames of `width` x `height` pixels.
 
         Source: `smart_resize` of `video_processing_qwen3_vl.py` and `image_processing_qwen2_vl.py` in transformers 5.
-
-        Raises:
-            InputError: the rule of the model's videos is not known.
+        InputError where the rule of the model's videos is not known.
         """
         if self.rule != "qwen":
             raise InputError("nothing says how many tokens a video has in this model", OVERRIDE)

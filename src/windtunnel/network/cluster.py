@@ -46,11 +46,8 @@ class Network:
         return f"{self.fabric.name}, {self.settings.backend} level"
 
     def run(self, op: ops.Collective, message_bytes: float, stride: int = 1) -> GroupsRun:
-        """Run a collective in all groups of ranks that lie `stride` apart, at work at the same time.
-
-        Raises:
-            InputError: a group does not spread evenly over servers, or is not connected.
-        """
+        """Run a collective in all groups of ranks that lie `stride` apart, at work at the same time. InputError where a
+        group does not spread evenly over servers, or is not connected."""
         key = (op.op, round(message_bytes), op.num_ranks, stride)
         if key not in self._known:
             groups = groups_of(op, self.num_devices, stride)
@@ -75,11 +72,8 @@ def groups_of(op: ops.Collective, num_devices: int, stride: int) -> NDArray[np.i
 
 
 def network_of(settings: ClusterNetwork, node: Node, num_devices: int) -> Network:
-    """Return the network of `settings` for `num_devices` devices in nodes of one kind.
-
-    Raises:
-        InputError: the topology is unknown, too small, or made of other servers.
-    """
+    """Return the network of `settings` for `num_devices` devices in nodes of one kind. InputError where the topology is
+    unknown, too small, or made of other servers."""
     if settings.topology is None:
         num_servers = -(-num_devices // node.num_devices)
         fabric = fabric_from({"type": "node", "node": node.name, "num_servers": num_servers}, "network")
@@ -100,14 +94,12 @@ def network_of(settings: ClusterNetwork, node: Node, num_devices: int) -> Networ
 
 
 def handoff_bytes_per_s(network: Network, senders: NDArray[np.integer], receivers: NDArray[np.integer]) -> float:
-    """Return the mean bytes per second from rank to rank while as many pairs as possible send at once.
+    """Return the mean bytes per second from rank to rank while as many pairs as possible send at once. InputError where
+    two are not connected.
 
     Args:
         senders: (num_ranks, devices_per_rank) device numbers; so are `receivers`, of other sizes.
         receivers: each rank receives from one; its devices take turns where they are fewer.
-
-    Raises:
-        InputError: two are not connected.
     """
     num_pairs, width = min(len(senders), len(receivers)), max(senders.shape[1], receivers.shape[1])
     source = np.resize(senders[:num_pairs, np.arange(width) % senders.shape[1]], (num_pairs, width))
@@ -155,13 +147,11 @@ class OverNodes:
 
 
 def between_nodes(op: ops.Collective, node: Node, network_share: float = 1.0) -> Estimate:
-    """Return the seconds of a collective over several nodes, each with as many ranks, by NCCL's model.
+    """Return the seconds of a collective over several nodes, each with as many ranks, by NCCL's model. InputError where
+    the node has no link to others.
 
     Args:
         network_share: rate of the network cards against that of a collective that runs alone.
-
-    Raises:
-        InputError: the node has no link to others.
     """
     out = node.scale_out
     if out is None:

@@ -107,7 +107,6 @@ class Fabric:
         return int(self.server.max()) + 1
 
     def nodes_of(self, kind: NodeKind, tier: int | None = None) -> Ints:
-        """Return the ids of the nodes of a `kind` (and tier)."""
         return np.flatnonzero((self.kind == kind) & ((tier is None) | (self.tier == tier)))
 
 
@@ -172,11 +171,8 @@ def connected_groups(fabric: Fabric) -> Ints:
 
 
 def without(fabric: Fabric, links: tuple[tuple[int, int], ...] = (), nodes: tuple[int, ...] = ()) -> Fabric:
-    """Return the fabric after failures: `links` (pairs of node ids) are gone, and every link of `nodes`.
-
-    Raises:
-        InputError: there is no such link or node.
-    """
+    """Return the fabric after failures: `links` (pairs of node ids) are gone, and every link of `nodes`. InputError
+    where there is no such link or node."""
     gone = np.isin(fabric.link_a, nodes) | np.isin(fabric.link_b, nodes)
     for node in nodes:
         if not 0 <= node < fabric.num_nodes:
@@ -249,11 +245,8 @@ _HEADER = ("nodes", "GPUs per server", "NVSwitches", "switches", "links")
 
 
 def read_topology(path: Path) -> Fabric:
-    """Return the fabric in a topology file, plain or gzipped.
-
-    Raises:
-        InputError: the file is missing or wrong; names the file and the line.
-    """
+    """Return the fabric in a topology file, plain or gzipped. InputError where the file is missing or wrong; names the
+    file and the line."""
     lines = read_text(path).rstrip().splitlines()
     if len(lines) < 2:
         raise InputError(

@@ -122,11 +122,8 @@ class Pairs(NamedTuple):
 
 
 def find_paths(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> Paths:
-    """Return the path of every flow; flows with the same ends and port share one.
-
-    Raises:
-        InputError: two ends are not connected, or are no nodes of the fabric.
-    """
+    """Return the path of every flow; flows with the same ends and port share one. InputError where two ends are not
+    connected, or are no nodes of the fabric."""
     return trace(fabric, pairs_of(fabric, flows, settings), settings)
 
 
@@ -152,11 +149,8 @@ def pairs_of(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> Pairs:
 
 
 def trace(fabric: Fabric, pairs: Pairs, settings: NetworkSettings, *, answers: bool = False) -> Paths:
-    """Return the path of every pair, or that of its acknowledgements; equal ones are one.
-
-    Raises:
-        InputError: two ends are not connected.
-    """
+    """Return the path of every pair, or that of its acknowledgements; equal ones are one. InputError where two ends are
+    not connected."""
     source, destination, both_ports = pairs.source, pairs.destination, pairs.port | RECEIVER_PORT << 16
     if answers:
         source, destination, both_ports = destination, source, RECEIVER_PORT | pairs.port << 16
@@ -286,12 +280,8 @@ def followers(flows: Flows) -> NDArray[np.int32]:
 
 
 def run_flows(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: str | None = None) -> FlowTimes:
-    """Time flows with a backend, that of the settings where none is given.
-
-    Raises:
-        InputError: there is no such backend, ends are not connected, or the settings do not fit the fabric.
-        WindtunnelError: flows wait for each other.
-    """
+    """Time flows with a backend, that of the settings where none is given. InputError where there is no such backend,
+    ends are not connected, or the settings do not fit the fabric; WindtunnelError where flows wait for each other."""
     name = backend or settings.backend
     times: FlowTimes = BACKENDS.call(name, "run_flows", FlowTimes, fabric, flows, settings)
     is_of_each = len(times.begin_s) == len(times.finish_s) == len(flows)

@@ -177,11 +177,8 @@ SIMAI_SETTINGS = NetworkSettings(backend="flow", compat="simai", payload_bytes=9
 
 
 def settings_from(given: dict[str, Any]) -> NetworkSettings:
-    """Return settings from the given fields; `compat: simai` changes the defaults of the others.
-
-    Raises:
-        InputError: a field is wrong.
-    """
+    """Return settings from the given fields; `compat: simai` changes the defaults of the others. InputError where a
+    field is wrong."""
     defaults = schema.encode(SIMAI_SETTINGS) if given.get("compat") == "simai" else {}
     defaults.pop("backend", None)
     return schema.decode(defaults | given, NetworkSettings)

@@ -488,15 +488,12 @@ _OTHER_NAMES = {"spectrumx": "spectrum_x", "alibabahpn": "alibaba_hpn", "hpn": "
 
 
 def fabric_of(text: str) -> Fabric:
-    """Return the fabric that `text` means.
+    """Return the fabric that `text` means. InputError where nothing is called that, or its parameters are wrong.
 
     Args:
         text: the path of a topology file in SimAI's format or of a YAML file; a kind with parameters
             (`spectrum_x:num_gpus=128,num_spines=8`); or a node of the catalog (`dgx_h100`, `dgx_h100:num_servers=4`).
             Parameters behind a YAML file replace its own; `network` behind SimAI's says the kind of its links.
-
-    Raises:
-        InputError: nothing is called that, or its parameters are wrong.
     """
     name, _, parameters = (text, "", "") if Path(text).is_file() else text.rpartition(":")
     if (path := Path(name)).is_file():
@@ -529,10 +526,8 @@ def assumed_kinds(network: ClusterNetwork | None, node: Node, num_devices: int) 
 def nodes_of(device: Device, num_devices: int | None) -> tuple[str, int]:
     """Return the text of the usual nodes of so many devices, for `fabric_of`, and the number of devices.
 
-    Hosts that ICI joins are a torus of lengths as equal as can be. `num_devices` None takes one node.
-
-    Raises:
-        InputError: fewer than one device.
+    Hosts that ICI joins are a torus of lengths as equal as can be. `num_devices` None takes one node. InputError for
+    fewer than one device.
     """
     if num_devices is not None and num_devices < 1:
         raise InputError(f"num_devices is {num_devices}; at least 1 is needed")
@@ -559,11 +554,8 @@ def _equal_lengths(num_devices: int, num_dimensions: int) -> list[int]:
 
 
 def fabric_from(raw: Any, source: str) -> Fabric:
-    """Return the fabric of a topology's fields; `type` may also be SimAI's name of it, or a node's.
-
-    Raises:
-        InputError: a field is wrong; names `source`.
-    """
+    """Return the fabric of a topology's fields; `type` may also be SimAI's name of it, or a node's. InputError where a
+    field is wrong; names `source`."""
     if not isinstance(raw, dict) or "type" not in raw:
         raise InputError(f"{source or 'the topology'} has no type", f"one of: {', '.join(KINDS)}")
     raw_type = str(raw["type"])

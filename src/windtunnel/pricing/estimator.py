@@ -71,11 +71,8 @@ class UsersEstimator:
     estimator: Estimator
 
     def estimate(self, op: ops.Op) -> Estimate:
-        """Return its estimate.
-
-        Raises:
-            InputError: it returned none, another number of seconds than points, or seconds that cannot be.
-        """
+        """Return its estimate. InputError where it returned none, another number of seconds than points, or seconds
+        that cannot be."""
         answer: Any = self.estimator.estimate(op)
         told = f"the estimator {type(self.estimator).__name__} returned"
         if not isinstance(answer, Estimate):
@@ -281,7 +278,6 @@ class TableModel:
 
     @cached_property
     def _levels(self) -> Floats:
-        """Coordinates of the last axis that were measured at any site."""
         return np.unique(list(self.table.axes.values())[-1])
 
     def _similar_sites(self, site: tuple[float, ...]) -> list[tuple[float, ...]]:
@@ -469,11 +465,8 @@ class TableEstimator:
     """Of a device with other rates than `roofline`'s, which was measured: times change as on the two rooflines."""
 
     def estimate(self, op: ops.Op) -> Estimate:
-        """Return the seconds of `op` with coverage and source.
-
-        Raises:
-            InputError: a size along an axis is not positive and finite, or a table cannot be read.
-        """
+        """Return the seconds of `op` with coverage and source. InputError where a size along an axis is not positive
+        and finite, or a table cannot be read."""
         estimate = self._as_measured(op)
         if self.own is None or estimate.coverage is Coverage.ROOFLINE:
             return estimate if self.own is None else RooflineEstimator(self.own).estimate(op)

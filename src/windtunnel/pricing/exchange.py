@@ -27,11 +27,8 @@ MEGA_MOE_ERROR = 0.17
 
 
 def exchange_seconds(op: TokenExchange, device: Device, node: Node | None) -> Size:
-    """Return the longer of what crosses the network and what crosses links inside a node, and a start.
-
-    Raises:
-        InputError: the ranks span nodes without a link between them.
-    """
+    """Return the longer of what crosses the network and what crosses links inside a node, and a start. InputError where
+    the ranks span nodes without a link between them."""
     between, inside = op.copies
     scale_up = device.scale_up_bytes_per_s or (node.scale_up.bytes_per_s if node else None)
     inside_s = inside * op.row_bytes / ((scale_up or PCIE_BYTES_PER_S) * NVLINK_SHARE)
@@ -46,10 +43,7 @@ def exchange_seconds(op: TokenExchange, device: Device, node: Node | None) -> Si
 
 def fused_seconds(op: MegaMoe, flops_per_s: float, bytes_per_s: float, device: Device, node: Node | None) -> Size:
     """Return the longest of arithmetic, reading weights and sending tokens, and a start: one kernel does all at once.
-
-    Raises:
-        InputError: the ranks span nodes without a link between them.
-    """
+    InputError where the ranks span nodes without a link between them."""
     sending_s = sum(exchange_seconds(part, device, node) - LOW_LATENCY_S for part in op.exchanges)
     computing_s = op.flops / (flops_per_s * MEGA_MOE_ARITHMETIC)
     reading_s = op.num_bytes / (bytes_per_s * MEGA_MOE_READING)

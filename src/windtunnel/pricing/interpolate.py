@@ -161,7 +161,6 @@ def _fixed(reference: Reference, axis: str, value: float) -> Reference:
 
 
 def _between(value: Floats, left: Floats, right: Floats) -> Floats:
-    """Return `value`, kept between `left` and `right`."""
     return np.clip(value, np.minimum(left, right), np.maximum(left, right))
 
 

@@ -52,10 +52,8 @@ def profile_estimator(folder: Path, device: Device, node: Node | None, estimator
     """Return the estimator that reads a profile and prices by the device's roofline what the profile lacks.
 
     Links of `node` price collectives that the profile lacks. `estimator` is one of `choices.estimators()`; a regression
-    takes the place of measured times, its fit kept on disk.
-
-    Raises:
-        InputError: there is no profile, or it is another device's.
+    takes the place of measured times, its fit kept on disk. InputError where there is no profile, or it is another
+    device's.
     """
     measured_on = profile_provenance(folder).get("device")
     if measured_on != device.name:
@@ -76,11 +74,8 @@ def table_in(tables: Mapping[tuple[str, ...], MeasurementTable], op: ops.Op) -> 
 
 
 def tables_by_words(folder: Path) -> dict[tuple[str, ...], MeasurementTable]:
-    """Return the tables of a profile by kind and words.
-
-    Raises:
-        InputError: there are none, one cannot be read, or two sources measured the same kind and words.
-    """
+    """Return the tables of a profile by kind and words. InputError where there are none, one cannot be read, or two
+    sources measured the same kind and words."""
     tables: dict[tuple[str, ...], MeasurementTable] = {}
     for table in (table for path in profile_files(folder) for table in read_tables(path)):
         if table.key in tables:

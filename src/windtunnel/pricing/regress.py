@@ -46,10 +46,8 @@ class MethodScore:
 def fitted(table: MeasurementTable, roofline: Roofline, method: str) -> MeasurementTable:
     """Return the table of a regression, at the measured points and between them (`lattice`).
 
-    `method` is one of `choices.estimators()`; `auto` chooses by cross-validation.
-
-    Raises:
-        InputError: there is no such method, or scikit-learn is needed and missing.
+    `method` is one of `choices.estimators()`; `auto` chooses by cross-validation. InputError where there is no such
+    method, or scikit-learn is needed and missing.
     """
     check_known(method, estimators(), f"there is no estimator {method!r}")
     if method == "auto":
@@ -79,10 +77,7 @@ def scores(
     """Return every method's error on points left out, the best first.
 
     Points are left out at random, one fold after another, within each site; a fit sees the others and is then read as
-    the simulator reads it. Repeated points are left out together.
-
-    Raises:
-        InputError: scikit-learn is needed and missing.
+    the simulator reads it. Repeated points are left out together. InputError where scikit-learn is needed and missing.
     """
     results = [_score(table, roofline, method, folds) for method in check_methods(methods)]
     return sorted(results, key=lambda score: score.median_error)

@@ -70,10 +70,7 @@ class Machine:
 
 def machine(device: Device, weights: Format) -> Machine:
     """Return the device as it computes with weights of a format: at the fastest of the format's rates that it has.
-
-    Raises:
-        InputError: the device publishes none of them.
-    """
+    InputError where the device publishes none of them."""
     rates = device.peak_flops_per_s
     for name in (*COMPUTE[computed_as(weights, rates)], "bf16", "fp16", "fp32"):
         if name in rates:
@@ -391,7 +388,6 @@ class RooflineFit:
     """Coefficients by `family` or, for families that nobody measured, by `board`."""
 
     def on(self, device: Device) -> Coefficients:
-        """Return the coefficients to use on a device."""
         of_family = self.by_family.get(family(device)) or self.by_family.get(board(device), {})
         return {**self.coefficients, **of_family}
 
@@ -429,10 +425,8 @@ def collective_seconds(op: ops.Collective, device: Device, node: Node | None, c:
     """Return the alpha-beta form of a collective: steps that wait for each other, then bytes over its links.
 
     Within a node the link is `node.scale_up`; across nodes the bytes that leave a device also pass `node.scale_out`
-    (hierarchical algorithm: inside, then between equal ranks of all nodes), which adds its own seconds.
-
-    Raises:
-        InputError: it spans nodes, and the node has no link to others.
+    (hierarchical algorithm: inside, then between equal ranks of all nodes), which adds its own seconds. InputError
+    where it spans nodes, and the node has no link to others.
     """
     inside = op.num_ranks // max(op.span_nodes, 1)
     up_rate = scale_up_bytes_per_s(inside, device, node)

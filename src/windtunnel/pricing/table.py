@@ -66,7 +66,8 @@ def grouped(keys: Sequence[NDArray[Any]], along: Sequence[Floats] = ()) -> list[
 
 @dataclass(frozen=True)
 class MeasurementTable:
-    """Seconds of one kind of operator in one format, measured on one device.
+    """Seconds of one kind of operator in one format, measured on one device. InputError for a column of another length,
+    or a time that is not a positive finite number.
 
     Args:
         kind: kind of operator (`gemm`, `decode_attention`, ...).
@@ -81,9 +82,6 @@ class MeasurementTable:
         longest_share: of a kernel of decode attention that gives every request as many blocks, so that it ends with the
             longest one: what that one alone takes of the time of as many as it. 0.0 of one that balances unequal
             requests; not kept in files.
-
-    Raises:
-        InputError: a column of another length, or a time that is not a positive finite number.
     """
 
     kind: str
@@ -250,11 +248,8 @@ def _columns_of(table: MeasurementTable, kept: tuple[str, ...]) -> dict[str, Any
 
 
 def read_tables(path: Path) -> list[MeasurementTable]:
-    """Read the tables that `write_tables` wrote to `path`, one for every combination of words.
-
-    Raises:
-        InputError: no such file, not Parquet, not of this schema, a missing column, or a time that is not positive.
-    """
+    """Read the tables that `write_tables` wrote to `path`, one for every combination of words. InputError for no such
+    file, not Parquet, not of this schema, a missing column, or a time that is not positive."""
     rows = read_parquet(path)
     metadata = {key.decode(): value.decode() for key, value in (rows.schema.metadata or {}).items()}
     kind = metadata.get("windtunnel.kind", "")
@@ -296,10 +291,8 @@ def read_provenance(path: Path) -> dict[str, str]:
 def read_parquet(path: Path, columns: list[str] | None = None, dictionaries: list[str] | None = None) -> pa.Table:
     """Read the rows of a Parquet file: all `columns` where None are named.
 
-    `dictionaries` are text columns to keep dictionary-coded, which is many times faster to compare.
-
-    Raises:
-        InputError: it is missing, is not valid Parquet, or lacks one of `dictionaries`.
+    `dictionaries` are text columns to keep dictionary-coded, which is many times faster to compare. InputError where it
+    is missing, is not valid Parquet, or lacks one of `dictionaries`.
     """
     import pyarrow as pa
     import pyarrow.parquet as pq

@@ -61,7 +61,6 @@ class Change:
     """Whether prompts find in the prefix cache what the server says that they found, and no more."""
 
     def joined(self, other: "Change") -> "Change":
-        """Return both changes together."""
         host_s, factors = dict(self.host_s), dict(self.factors)
         for name, extra_s in other.host_s.items():
             host_s[name] = host_s.get(name, 0.0) + extra_s

@@ -98,6 +98,8 @@ class Diagnosis(Shown):
     """Share of the prompt tokens that were in the prefix cache, recorded and predicted; None where nothing is known."""
     num_before: int = 0
     """Earlier healthy runs that it is compared with."""
+    num_failed: int = 0
+    """Requests besides that were not answered."""
 
     @property
     def is_underprovisioned(self) -> bool:
@@ -171,16 +173,19 @@ def diagnose(
         progress: called with the causes tried so far and those in all.
 
     Raises:
-        InputError: the deployment cannot serve the recorded requests.
+        InputError: the deployment cannot serve the recorded requests, or their times are in milliseconds.
     """
     before = (before,) if isinstance(before, Observed) else before or ()
     replay = replay_of(scenario, recorded, before)
     healthy = replay.healthy()
     bias, widths = _bias(scenario, healthy, before)
     search = _Search(replay, recorded, bias, widths, healthy, bool(before))
+    means = search.means(Change())
+    if all(500 < recorded_s / means[name] < 2000 for name, recorded_s in search.recorded_means.items()):
+        hint = "seconds are needed; columns in milliseconds are ttft_ms and e2e_ms"
+        raise InputError("all recorded times are about 1,000 times as long as predicted", hint)
     found, others = search.findings(progress)
     usd = healthy.summary.cost
-    means = search.means(Change())
     return Diagnosis(
         healthy=healthy,
         recorded_s=search.recorded_means,
@@ -196,6 +201,7 @@ def diagnose(
         enough_replicas=_enough_replicas(search, served_by(replay, healthy, replay.latencies(Change())).num_replicas),
         hits=_hits(replay, healthy),
         num_before=len(before),
+        num_failed=recorded.num_failed,
     )
 
 
@@ -259,7 +265,6 @@ def widths_of(healthy: Result) -> dict[str, float]:
 
 
 def _logs(recorded: Observed, simulated: Mapping[str, Floats], name: str) -> Floats:
-    """Return the logarithm of every request's recorded latency over the simulated one."""
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(getattr(recorded, f"{name}_s") / simulated[name])
     return np.asarray(np.where(np.isfinite(logs), logs, np.nan))

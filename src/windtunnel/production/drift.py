@@ -107,11 +107,8 @@ class Watch:
 
 
 def watch_steps(run: StepRun) -> Watch:
-    """Watch the steps without prompts of a run, whose deployment has the calibration.
-
-    Raises:
-        InputError: the deployment is not known, or too few steps can be priced.
-    """
+    """Watch the steps without prompts of a run, whose deployment has the calibration. InputError where the deployment
+    is not known, or too few steps can be priced."""
     return _watched(run, "step", lambda: price_run(run, PricedDeployments().estimator))
 
 

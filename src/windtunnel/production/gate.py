@@ -162,14 +162,12 @@ class Gate(Shown):
 def gate_change(
     before: Result | None, after: Result, limits: Sequence[Limit], increases: Mapping[str, float] | None = None
 ) -> Gate:
-    """Compare the simulation of a deployment with that of the one before a change.
+    """Compare the simulation of a deployment with that of the one before a change. InputError for no limit and nothing
+    to compare with, or a figure that one of the runs does not have.
 
     Args:
         before: of the same requests; None: only the limits count.
         increases: figure -> share by which it may rise; None: `USUAL_INCREASES`, where both sides have it.
-
-    Raises:
-        InputError: nothing to check, or a figure that one of the runs does not have.
     """
     checks = []
     for limit in limits:
@@ -262,16 +260,14 @@ def gate_measured(
     increases: Mapping[str, float] | None = None,
     ratios: Mapping[str, float] | None = None,
 ) -> Gate:
-    """Compare measured runs of a load with earlier ones.
+    """Compare measured runs of a load with earlier ones. InputError where the runs are of different loads, or have no
+    metric in common.
 
     Args:
         before, after: repeats of the same load, at least one each.
         increases: metric, or percentile (`ttft_p99`), -> share by which it may be worse; None: `USUAL_MEASURED`.
         ratios: metric -> what a change of the deployment is predicted to multiply it by, at both sides' load; metrics
             without one are left out. None: nothing should change.
-
-    Raises:
-        InputError: the runs are of different loads, or have no metric in common.
     """
     _check_same_load([*before, *after])
     checks, lacking = [], []
@@ -346,7 +342,6 @@ def _check_same_load(runs: Sequence[ClientResult]) -> None:
 
 
 def _load(run: ClientResult) -> str:
-    """Say what load a run was under."""
     said = [f"{run.rate_per_s:g} requests/s"] if run.rate_per_s else []
     return " and ".join([*said, *([f"{run.concurrency} at once"] if run.concurrency else [])]) or "not recorded"
 
@@ -368,13 +363,11 @@ def _check_predicted(runs: Sequence[RunPrediction]) -> None:
 
 
 def gate_predicted(runs: Sequence[RunPrediction], results: Sequence[ClientResult] = ()) -> Gate:
-    """Compare measured runs of one load with their prediction: worse than its 99% interval fails.
+    """Compare measured runs of one load with their prediction: worse than its 99% interval fails. InputError for a run
+    that cannot be predicted.
 
     Args:
         results: the same runs as the client recorded them, with the requests that failed.
-
-    Raises:
-        InputError: a run that cannot be predicted.
     """
     _check_predicted(runs)
     checks = []

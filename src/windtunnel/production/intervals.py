@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.calibration.steps.fit import shown_share
 from windtunnel.calibration.steps.price import HOST, KINDS, OUTLIER, PricedSteps, price_every_step, without_outliers
 from windtunnel.calibration.steps.read import COLUMNS, StepRun
 from windtunnel.compiled.arrays import Bools, Floats, Ints
@@ -194,7 +195,8 @@ def _contexts(rows: NDArray[Any], record: ServerRecord) -> tuple[Floats, Floats]
 def price_intervals(run: StepRun, record: ServerRecord, estimator_of: Callable[[Setup], Estimator]) -> PricedSteps:
     """Price intervals: each has a row, as if it were a step, with means over its steps.
 
-    The host's time to launch steps with prompts is part of the device's here: means cannot tell which one bounds.
+    The host's time to launch steps is part of the device's here: means cannot tell which one bounds. Operators count as
+    far as they show in the price.
     """
     setup = run.setup
     assert setup is not None
@@ -214,6 +216,7 @@ def price_intervals(run: StepRun, record: ServerRecord, estimator_of: Callable[[
         return np.asarray(np.bincount(taken.interval, taken.share * values, count), np.float64)
 
     predicted_s, decode_share = mean(every.predicted_s), mean(every.decode_share)
+    shown = shown_share(every.device_s, every.launch_s)
     prompts_s = mean(every.predicted_s * (1 - every.decode_share))
     is_mixed = prompts_s > MIXED * predicted_s
     priced = replace(
@@ -225,7 +228,7 @@ def price_intervals(run: StepRun, record: ServerRecord, estimator_of: Callable[[
         unhidden_s=0.0,
         launch_s=np.zeros(count),
         is_in_pieces=np.zeros(count, np.bool_),
-        families_s={name: mean(seconds) for name, seconds in every.families_s.items() if name != HOST},
+        families_s={name: mean(seconds * shown) for name, seconds in every.families_s.items() if name != HOST},
         num_requests=mean(every.num_requests),
         context_variation=np.zeros(count),
         decode_share=decode_share,

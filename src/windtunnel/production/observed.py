@@ -53,6 +53,8 @@ class Observed:
     """Of each prompt, found in the server's prefix cache; None where it does not say."""
     prefixes: PrefixArrays | None = None
     """Common beginnings of the prompts; None where the client does not say, or there are none."""
+    num_failed: int = 0
+    """Requests besides that were not answered."""
 
     @property
     def tpot_s(self) -> Floats:
@@ -69,15 +71,12 @@ class Observed:
 
 
 def read_requests(path: Path) -> Observed:
-    """Read the requests of a run.
+    """Read the requests of a run. InputError for another file, a missing column, or too few requests.
 
     Args:
         path: `requests.parquet` of `windtunnel bench` or `simulate`, its folder, a table with the same columns or
             AIPerf's, the JSON of `vllm bench serve --save-result --save-detailed` or guidellm, or spans. The workload
             of a `scenario.yaml` beside it says which prompts have a common beginning.
-
-    Raises:
-        InputError: another file, a missing column, or too few requests.
     """
     if path.is_dir() and not (path := path / "requests.parquet").exists():
         raise InputError(f"there is no file {path}", f"saved metrics are read by windtunnel observe {path.parent}")
@@ -115,10 +114,7 @@ def sent_prefixes(scenario: Scenario, recorded: Observed) -> PrefixArrays | None
 
 def read_record(path: Path) -> ServerRecord | None:
     """Read what a server emitted or its clients recorded; None for a table of recorded steps, or a folder with one.
-
-    Raises:
-        InputError: the file is of no known kind, or says too little.
-    """
+    InputError where the file is of no known kind, or says too little."""
     if path.is_dir():
         if (path / "requests.parquet").is_file():
             return _record_of(read_requests(path))
@@ -164,10 +160,10 @@ def _record_of(recorded: Observed) -> ServerRecord:
 def observed(columns: Mapping[str, NDArray[Any]], where: str = "the run") -> Observed:
     """Return a table's answered requests without its warm-up; InputError for too few, or times that cannot be."""
     size = len(columns["arrival_s"])
-    keep = np.isfinite(columns["ttft_s"]) & np.isfinite(columns["e2e_s"])
-    for name in ("is_warmup", "failed"):
-        if name in columns:
-            keep &= ~np.asarray(columns[name], bool)
+    counts = ~np.asarray(columns.get("is_warmup", np.zeros(size)), bool)
+    keep = counts & np.isfinite(columns["ttft_s"]) & np.isfinite(columns["e2e_s"])
+    if "failed" in columns:
+        keep &= ~np.asarray(columns["failed"], bool)
     for name in [name for name, column in COLUMNS.items() if name in columns and not column.is_text]:
         if (missing := np.flatnonzero(keep & ~np.isfinite(columns[name]))).size:
             raise InputError(f"{where}: request {missing[0] + 1} has no {name}", "fill it in, or remove the row")
@@ -197,11 +193,11 @@ def observed(columns: Mapping[str, NDArray[Any]], where: str = "the run") -> Obs
         sent_late_s=kept["sent_late_s"].astype(np.float64) if "sent_late_s" in kept else np.zeros(order.size),
         position=np.arange(size)[keep][order],
         cached_tokens=kept["cached_tokens"].astype(np.int64) if "cached_tokens" in kept else None,
+        num_failed=int((counts & ~keep).sum()),
     )
 
 
 def _named(header: Sequence[str]) -> dict[str, str]:
-    """Return column -> its name in a file."""
     names = {name: next((each for each in column.names if each in header), "") for name, column in COLUMNS.items()}
     return {name: given for name, given in names.items() if given}
 

@@ -52,11 +52,8 @@ class Replay:
         return serve_scenario(self.scenario, self._prepared(Change(), self.requests), self.requests)
 
     def latencies(self, change: Change) -> dict[str, Floats]:
-        """Return latency -> that of every request under a change, from its recorded arrival on; seconds.
-
-        Raises:
-            InputError: the deployment cannot serve the requests so.
-        """
+        """Return latency -> that of every request under a change, from its recorded arrival on; seconds. InputError
+        where the deployment cannot serve the requests so."""
         requests = self.as_recorded if change.finds_as_recorded and self.as_recorded else self.requests
         arrival_s = requests.arrival_s
         waited_s = np.maximum(change.pause_s - arrival_s, 0.0)
@@ -155,10 +152,7 @@ def replay_of(scenario: Scenario, recorded: Observed, before: Sequence[Observed]
 
     Their common beginnings are those of the client, or of the scenario's workload where that makes requests of the same
     lengths. Elsewhere they find in the prefix cache what the server says, or the same share of each prompt as on
-    average in the runs `before` if that is more.
-
-    Raises:
-        InputError: the deployment cannot serve them.
+    average in the runs `before` if that is more. InputError where the deployment cannot serve them.
     """
     nothing = np.zeros(recorded.arrival_s.size, np.int64)
     requests = RequestArrays(recorded.arrival_s, recorded.input_tokens, recorded.output_tokens, nothing)

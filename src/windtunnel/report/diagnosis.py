@@ -51,7 +51,7 @@ def verdict(diagnosis: Diagnosis) -> str:
             return f"Unclear: {TITLES[name]} is {text}, and {wide}. An earlier healthy run tells more: --before."
         if name:
             return f"Unclear: {TITLES[name]} is {text}. Do the model, the device and the flags describe this server?"
-        return f"Healthy: {TITLES['e2e']} {'as fast as predicted' if abs(gap) < 0.005 else text}."
+        return f"Healthy: {TITLES['e2e']} {'as fast as predicted' if abs(gap) < 0.005 else text}{_failed(diagnosis)}."
     name = diagnosis.late[0]
     recorded, healthy = (format_seconds(means[name]) for means in (diagnosis.recorded_s, diagnosis.healthy_s))
     slow = f"Slow: {TITLES[name]} is {recorded} on average and should be {healthy}"
@@ -67,6 +67,10 @@ def verdict(diagnosis: Diagnosis) -> str:
     answer = f"{slow}. {part}: {title(first)}. {change[0].upper()}{change[1:]}; then {TITLES[name]} is {after}."
     equal = [each for each in diagnosis.others if len(diagnosis.findings) == 1 and each.gain > first.gain - 1]
     return answer + "".join(f" Just as likely: {title(each)}; {change_of(each, engine)}." for each in equal)
+
+
+def _failed(diagnosis: Diagnosis) -> str:
+    return f"; {diagnosis.num_failed:,} further requests failed" if diagnosis.num_failed else ""
 
 
 def unclear(diagnosis: Diagnosis) -> str | None:
@@ -131,9 +135,7 @@ def _causes(diagnosis: Diagnosis) -> Table:
 
 def _notes(diagnosis: Diagnosis) -> list[str]:
     calibration = diagnosis.healthy.setup.calibration_name or "none"
-    notes = [f"{diagnosis.num_requests:,} requests; calibration: {calibration}"]
-    if all(500 < gap + 1 < 2000 for gap in diagnosis.gaps.values()):
-        notes.append("all times are about 1,000 times as long as predicted; milliseconds belong in ttft_ms and e2e_ms")
+    notes = [f"{diagnosis.num_requests:,} requests{_failed(diagnosis)}; calibration: {calibration}"]
     if diagnosis.hits is not None:
         found, expected = (percent(hits) for hits in diagnosis.hits)
         notes.append(f"{found} of the prompt tokens were in the prefix cache, as the server says; predicted {expected}")

@@ -85,7 +85,9 @@ def quantity(name: str, value: float) -> str:
         return format_si(value, "FLOP" if name.endswith("_flops") else "FLOP/s")
     if name.startswith("mean_"):
         return f"{value:,.1f}"
-    return f"{value:,.2f}" if "usd" in name else f"{value:,.0f}" if name.startswith("num_") else number(value)
+    if "usd" in name:  # as 0.044 and 1.25: two digits of what is less than ten cents
+        return f"{value:,.2f}" if value >= 0.0995 or value <= 0 else f"{value:#.2g}"
+    return f"{value:,.0f}" if name.startswith("num_") else number(value)
 
 
 def formats(precision: Precision) -> str:

@@ -114,7 +114,6 @@ class Table:
     """Row that a page marks as the best."""
 
     def is_text(self, index: int) -> bool:
-        """Whether a column holds texts."""
         return index < self.left or index >= len(self.headers) - self.right
 
 

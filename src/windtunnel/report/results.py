@@ -115,7 +115,6 @@ def _filled(entry: ResultEntry, document: dict[str, Any]) -> ResultEntry:
 
 
 def _first(document: Mapping[str, Any], paths: str | list[str]) -> Any:
-    """Return the value at the first of some paths that the document has."""
     values = (value_at(document, path) for path in ([paths] if isinstance(paths, str) else paths))
     return next((value for value in values if value is not None), None)
 

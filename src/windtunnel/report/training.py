@@ -163,7 +163,6 @@ def verdict_of(document: Mapping[str, Any]) -> str:
 
 
 def _price(document: Mapping[str, Any]) -> str:
-    """Return what a device is taken to cost, from the document of `training_document`."""
     given = document["job"].get("price_usd_per_hour")
     return "list price" if given is None else f"${given:,.2f} an hour"
 
@@ -224,7 +223,6 @@ def _share_of_host(document: Mapping[str, Any]) -> str:
 
 
 def _fullest(document: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the memory of the fullest stage."""
     return max(document["memory"], key=lambda stage: float(stage["needed_bytes"]))
 
 

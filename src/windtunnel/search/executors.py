@@ -96,13 +96,10 @@ def usual_means(space: Space) -> Means:
 @contextmanager
 def start_workers(space: Space, means: Means = HERE, at_once: bool = True) -> Iterator[RunChunks]:
     """Yield the function that runs chunks; a pool or a cluster starts with the first chunks and ends with the context.
+    MissingExtraError where Ray is not installed; WindtunnelError where a chunk's worker died time after time.
 
     Args:
         at_once: start processes before the first chunks are known, which takes them a second.
-
-    Raises:
-        MissingExtraError: Ray is not installed.
-        WindtunnelError: a chunk's worker died time after time.
     """
     match means.executor:
         case "here":

@@ -226,7 +226,6 @@ class FleetSimulator:
         return []
 
     def _holds(self, counted: FleetSize, copies: int, streams: Sequence[Stream]) -> bool:
-        """Whether copies hold the limits at the load under every stream."""
         limits, server = limits_from(self.study.space.limits), self._server(counted, copies, streams[0])
         return all(probe(server, stream, self.load, limits).passes for stream in streams)
 

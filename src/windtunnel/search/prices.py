@@ -62,9 +62,7 @@ class Offer(Schema):
         Capital as an annuity over the years, power with the data centre's share, and hosting. Source: Barroso, Hölzle
         and Ranganathan, The Datacenter as a Computer (3rd edition, 2018), chapter 6; the annuity at interest i over n
         years is i / (1 - (1 + i)^-n) of the price, of which the residual value, discounted to today, is taken off.
-
-        Raises:
-            InputError: power has a price, and the draw is not known.
+        InputError where power has a price, and the draw is not known.
         """
         if self.purchase_usd is None or self.years is None:
             return None
@@ -114,11 +112,8 @@ def provider_entry(name: str) -> Provider:
 
 
 def offers_of(places: Sequence[str], devices: Sequence[str]) -> Offers:
-    """Return what providers of the catalog ask for devices; a place is `lambda`, `aws/us-east-1` or `any`.
-
-    Raises:
-        InputError: the catalog has no such provider or region, or none of them offers a device.
-    """
+    """Return what providers of the catalog ask for devices; a place is `lambda`, `aws/us-east-1` or `any`. InputError
+    where the catalog has no such provider or region, or none of them offers a device."""
     found: dict[str, dict[str, Offer]] = {catalog.known_name("devices", name): {} for name in devices}
     for place in catalog.names("providers") if "any" in places else places:
         name, _, region = place.partition("/")
@@ -140,11 +135,8 @@ def offers_of(places: Sequence[str], devices: Sequence[str]) -> Offers:
 
 
 def chosen_prices(offers: Offers, devices: Sequence[str], term: Term = "on_demand") -> dict[str, Price]:
-    """Return the price of each device that has an offer: the cheapest of renting on `term` and of owning.
-
-    Raises:
-        InputError: a device has offers, and none for the term.
-    """
+    """Return the price of each device that has an offer: the cheapest of renting on `term` and of owning. InputError
+    where a device has offers, and none for the term."""
     by_name = {catalog.known_name("devices", name): offer for name, offer in offers.items()}
     chosen: dict[str, Price] = {}
     for name in devices:
@@ -154,7 +146,8 @@ def chosen_prices(offers: Offers, devices: Sequence[str], term: Term = "on_deman
             prices = [price for place, each in offer.items() for price in _prices(place, each, device, term)]
             if not prices:
                 known = [each for each in TERMS if any(one.rented(each) for one in offer.values())]
-                raise InputError(f"{name} has no price {_words(term)}", f"--price-term {' or '.join(known)}")
+                hint = f"--price-term {' or '.join(known)}, or other devices than {name}"
+                raise InputError(f"{name} has no price {_words(term)}", hint)
             chosen[name] = min(prices, key=lambda price: price.usd_per_hour)
         elif offer is not None:
             chosen[name] = Price(offer)
@@ -166,10 +159,8 @@ def asked_prices(
 ) -> dict[str, Price]:
     """Return what devices cost: by pairs `gb200=10.50,mi300x=2.50`, a file of `prices`, or providers of the catalog.
 
-    Without any of these nothing is returned: the list prices of the catalog's devices hold.
-
-    Raises:
-        InputError: prices and providers are given, or one of them is wrong.
+    Without any of these nothing is returned: the list prices of the catalog's devices hold. InputError where prices and
+    providers are given, or one of them is wrong.
     """
     if prices is not None and provider is not None:
         raise InputError("--prices and --provider both say what devices cost", "give one of them")

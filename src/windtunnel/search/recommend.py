@@ -43,16 +43,14 @@ def deployments_space(
     prices: Mapping[str, float] = {},
     splits: bool = False,
 ) -> Space:
-    """Return the space of every checkpoint of a model on every device, in every layout that a node holds.
+    """Return the space of every checkpoint of a model on every device, in every layout that a node holds. InputError
+    where a device or the model is unknown, a device has no price, or nothing can be tried.
 
     Args:
         shared: a scenario as builtins; its model names any checkpoint of the shape, and its limits and formats do not
             count.
         prices: device -> USD an hour for one of them, where it is not the catalog's.
         splits: whether prefill and decode are tried in pools of their own, too.
-
-    Raises:
-        InputError: a device or the model is unknown, a device has no price, or nothing can be tried.
     """
     foreign = next((name for name in prices if name not in devices), None)
     if foreign is not None:
@@ -171,6 +169,10 @@ def _changes(setup: Setup) -> dict[str, dict[str, Any]]:
         found["CUDA graphs"] = {"deployment.engine.max_cudagraph_capture_size": None}
     add("deployment.engine.cudagraph_padding", [True], engine.cudagraph_padding)
     add("deployment.engine.async_scheduling", [True], engine.async_scheduling)
+    if (lora := engine.lora) and lora.max_loras:
+        for slots in (lora.max_loras * 2, lora.max_loras * 4):
+            held = {"deployment.engine.lora.max_cpu_loras": max(lora.max_cpu_loras or 0, slots)}
+            found[f"{slots} LoRA slots"] = {"deployment.engine.lora.max_loras": slots} | held
     add("kv_cache", _kv_formats(setup.device, setup.model, setup.precision.kv_cache), None)
     own = {name: getattr(setup.precision, name) for name in ("kv_cache", "recurrent_state")}
     kept = {name: str(each) for name, each in own.items() if each not in (None, getattr(setup.model.precision, name))}

@@ -168,7 +168,8 @@ def divide(
     means: Means = HERE,
     doing: Doing = lambda *_: None,
 ) -> Division:
-    """Try every division of `num_devices` devices between rollouts and training.
+    """Try every division of `num_devices` devices between rollouts and training. InputError where the scenario is no
+    batch, the job names what follows from it, or no division can run.
 
     Args:
         scenario: one batch of rollouts that are sent at once, on replicas of one kind; their number is what is tried.
@@ -177,9 +178,6 @@ def divide(
         forward_passes: passes over the answers for log probabilities: of the policy before the step, and of a reference
             model.
         store: keeps the answers of the search for layouts; None: none.
-
-    Raises:
-        InputError: the scenario is no batch, the job names what follows from it, or no division can run.
     """
     _check(scenario, job, num_devices)
     own, batch = resolve(scenario), _batch_of(scenario)

@@ -153,7 +153,6 @@ class Calibration(schema.Schema):
     """Metric -> the spread for runs with assumed settings; empty where there were none."""
 
     def host_of(self, version: str) -> HostOverheads:
-        """Return the overheads of a version of the engine."""
         return self.releases.get(release_of(version), self.host)
 
     def settings_of(self, device: str, version: str, model: str) -> dict[str, int | float]:
@@ -178,10 +177,7 @@ def acceptance_of(learnt: Iterable[LearntAcceptance], model: str, num_draft_toke
 
 def release_of(version: str) -> str:
     """Return the release of a version: `0.10` of `0.10.2`, `1.2` of `1.2.0rc0.post1`; empty without a version number.
-
-    Raises:
-        InputError: it is not a version.
-    """
+    InputError where it is not a version."""
     if not version or is_unreleased(version):
         return ""
     major, minor, *_ = version_key(version)
@@ -215,10 +211,7 @@ class Choice:
 
     def host(self, version: str, default: HostOverheads) -> HostOverheads:
         """Return the overheads of a version: the calibration's, or between them and `default` where it is newer.
-
-        Raises:
-            ValueError: there is no calibration.
-        """
+        ValueError where there is no calibration."""
         if self.calibration is None:
             raise ValueError("there is no calibration")
         learnt = self.calibration.host_of(version)
@@ -238,9 +231,7 @@ def calibration_for(engine: str, device: str, version: str, name: str | None = N
     that with the nearest version is taken, and `outside` says so. The median errors of 14 runs of vLLM and 6 of SGLang
     from images without a release fall from 26% to 14% and 39% to 18% (TTFT), from 3.3% to 3.0% and 6.0% to 2.7% (TPOT;
     `benchmarks/accuracy.py`). Of factors for an older release, and of overheads for a newer one, `OUTSIDE_SHARE` holds.
-
-    Raises:
-        InputError: it is another engine's, there is none of that name, or it is malformed.
+    InputError where it is another engine's, there is none of that name, or it is malformed.
     """
     if name == NONE:
         return Choice(reason="none was asked for")

@@ -238,6 +238,9 @@ class EngineSettings(schema.Schema):
     piecewise_cudagraphs: bool | None = None
     """Steps with prefill run in graphs too, all but attention, up to that many tokens [cudagraph_mode PIECEWISE or
     FULL_AND_PIECEWISE, enable_piecewise_cuda_graph]; SGLang's up to any number, with latent attention up to 2,048."""
+    full_cudagraphs: bool | None = None
+    """A graph holds a whole decode step; False: with `piecewise_cudagraphs`, decode steps run in pieces, too
+    [cudagraph_mode PIECEWISE]."""
     piecewise_sizes: tuple[int, ...] | None = None
     """TensorRT-LLM: tokens for which piecewise graphs are captured [torch_compile_config.capture_num_tokens]; None: the
     sizes of decode."""

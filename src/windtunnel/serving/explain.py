@@ -23,10 +23,9 @@ from windtunnel.serving.schedulers.step_cost import launched_s
 from windtunnel.serving.setup.encoder import encoder_s, media_launches
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.memory import MemoryPlan, adapter_slots, plan_memory
-from windtunnel.serving.setup.overlap import expert_layers_share
+from windtunnel.serving.setup.overlap import PingPong, expert_layers_share, plan_two_sides
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.serving.setup.step_prices import PricedLaunch, is_compute_bound, price_halves, price_launch, price_sides
-from windtunnel.serving.setup.two_sides import PingPong, plan_two_sides
 from windtunnel.serving.state.pools import NO_SPECULATION
 from windtunnel.units import format_count
 from windtunnel.workload.schema import Workload
@@ -197,14 +196,12 @@ def explain_step(
 
 
 def pool_of_step(deployment: Deployment, name: str | None, is_decode: bool | None) -> Pool:
-    """Return the pool to explain a step of: the named one, else the first whose role the step has.
+    """Return the pool to explain a step of: the named one, else the first whose role the step has. InputError where
+    there is no such pool, or a pool that prefills alone would decode.
 
     Args:
         name: of a pool; None chooses.
         is_decode: whether the step decodes; None: whatever the pool's role is.
-
-    Raises:
-        InputError: there is no such pool, or a pool that prefills alone would decode.
     """
     pools = deployment.groups
     if name is None:

@@ -21,7 +21,7 @@ from windtunnel.metrics.summary import Distribution, Goodput, goodput, known_dis
 from windtunnel.metrics.tokens import rows_by_replica, with_token_times
 from windtunnel.schema import Schema
 from windtunnel.serving import codes
-from windtunnel.serving.analysis.power import power_model
+from windtunnel.serving.analysis.device_use import power_model
 from windtunnel.serving.deployment import Deployment
 from windtunnel.serving.prepared import PreparedPool, prepare
 from windtunnel.serving.results import limits_of

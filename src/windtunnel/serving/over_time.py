@@ -10,8 +10,7 @@ from windtunnel.errors import InputError
 from windtunnel.metrics.fleet import HOLDING, count_over_time
 from windtunnel.metrics.records import COLUMNS, Table
 from windtunnel.model.launches.forward import attention_side
-from windtunnel.serving.analysis.device_use import step_work
-from windtunnel.serving.analysis.power import power_model, step_draw_w
+from windtunnel.serving.analysis.device_use import power_model, step_draw_w, step_work
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.setup.memory import MemoryPlan
@@ -67,7 +66,9 @@ def _device_columns(
         steps = steps.where((steps["replica"] >= first) & (steps["replica"] < first + replicas))
         present = np.full(num_stretches, float(replicas))
         if result.fleet is not None:
-            starts_s, counts = count_over_time(result.fleet.phases, edges[0], edges[-1], HOLDING)
+            phases = result.fleet.phases
+            phases = phases.where((phases["replica"] >= first) & (phases["replica"] < first + replicas))
+            starts_s, counts = count_over_time(phases, edges[0], edges[-1], HOLDING)
             present = np.maximum(mean_of(starts_s, np.append(starts_s[1:], edges[-1]), counts), 1e-9)
         num_replicas = num_replicas + present
         slots = present * setup.parallelism.pp
@@ -108,8 +109,8 @@ def _pools_of(result: "Result") -> Iterator[tuple[Setup, MemoryPlan, int, int]]:
     for pool, schema in zip(result.pools, deployment.pools, strict=True):
         if schema.role == "encode":
             continue
-        yield pool.setup, pool.memory, first, schema.replicas
-        first += schema.replicas
+        yield pool.setup, pool.memory, first, schema.most_replicas
+        first += schema.most_replicas
 
 
 def integral(time_s: Floats, begin: Floats, end: Floats, value: Floats) -> Floats:

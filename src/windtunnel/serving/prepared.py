@@ -22,17 +22,16 @@ from windtunnel.serving.run import BUILT_IN, UNWATCHED, Custom, LoopRun, Watch, 
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.setup import per_request, prefix_cache
 from windtunnel.serving.setup.adapters import adapter_plan, refuse_with_adapters
-from windtunnel.serving.setup.encode_pool import EncodePool, encode_pool_of
-from windtunnel.serving.setup.encoder import encoder_cache, encoder_prices
+from windtunnel.serving.setup.encoder import EncodePool, encode_pool_of, encoder_cache, encoder_prices
 from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.fleet_plan import FleetRun, fleet_plan, has_fleet, start_fleet
 from windtunnel.serving.setup.frontend import template_wait_s
 from windtunnel.serving.setup.kernel_settings import kernel_settings
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
+from windtunnel.serving.setup.overlap import plan_two_sides
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
 from windtunnel.serving.setup.step_prices import DeployedModel, LoweredSteps, lower_steps
 from windtunnel.serving.setup.transfers import embedding_link, handoff_rules_of, kv_copies, with_links
-from windtunnel.serving.setup.two_sides import plan_two_sides
 from windtunnel.serving.state import records as state
 from windtunnel.serving.state.pools import HandoffRules, PoolPlan
 from windtunnel.serving.state.records import StepCost
@@ -180,16 +179,14 @@ def prepare(
     lower: Lower = lower_steps,
     policy: Policy | None = None,
 ) -> PreparedDeployment:
-    """Plan memory, price steps and check that every request can be served, in every pool of a deployment.
+    """Plan memory, price steps and check that every request can be served, in every pool of a deployment. InputError
+    where a model does not fit, a pool cannot serve the requests, or the pools do not go together.
 
     Args:
         requests: give lengths, and in a closed loop the client's concurrency.
         setups: what the pools resolve to, where that is known already; None resolves them.
         allow_download: look models up on the Hugging Face hub too.
         policy: the user's scheduler, in place of that of every pool.
-
-    Raises:
-        InputError: a model does not fit, a pool cannot serve the requests, or the pools do not go together.
     """
     groups = scenario.deployment.groups
     if setups is None:

@@ -19,6 +19,7 @@ PRICED_SETTINGS = (
     "cudagraph_sizes",
     "cudagraph_padding",
     "piecewise_cudagraphs",
+    "full_cudagraphs",
     "piecewise_sizes",
     "speculative",
     "host",
@@ -41,11 +42,8 @@ class PricedDeployments:
     """Furthest reach of any grid so far; the next grid reaches as far at once."""
 
     def server(self, scenario: Scenario, requests: RequestArrays, setup: Setup | None = None) -> PreparedDeployment:
-        """Prepare the deployment of `scenario`, which resolves to `setup`, for requests of these lengths.
-
-        Raises:
-            InputError: what `serving.prepared.prepare` raises.
-        """
+        """Prepare the deployment of `scenario`, which resolves to `setup`, for requests of these lengths. InputError
+        for what `serving.prepared.prepare` raises."""
         if comes_and_goes(scenario.deployment):
             raise InputError(
                 "replicas that come and go have no capacity of their own",

@@ -18,7 +18,7 @@ from windtunnel.serving import codes
 from windtunnel.serving.custom.policy import Policy, PolicyCaller, policy_name
 from windtunnel.serving.custom.router import Router, RouterCaller
 from windtunnel.serving.loop.serve import serve
-from windtunnel.serving.setup.encode_pool import EncodeRun
+from windtunnel.serving.setup.encoder import EncodeRun
 from windtunnel.serving.setup.fleet_plan import FleetRun
 from windtunnel.serving.setup.prefix_cache import session_state
 from windtunnel.serving.state import per_request, status
@@ -129,11 +129,8 @@ class Loop:
 
     def run(self, custom: Custom = BUILT_IN, watch: Watch = UNWATCHED, keeps_trail: bool = False) -> LoopRun:
         """Run the loop buffer by buffer until it ends; `keeps_trail` records the requests of every batch.
-
-        Raises:
-            WindtunnelError: recorded step durations ran out before the requests did.
-            InputError: a request can never be scheduled, or a function of the user fails.
-        """
+        WindtunnelError where recorded step durations ran out before the requests did; InputError where a request can
+        never be scheduled, or a function of the user fails."""
         requests, num_requests = self.run_tables.requests, self.run_tables.requests.size
         callers = self.callers(custom)
         replicas = None if self.fleet is None else self.fleet.fleet
@@ -260,7 +257,7 @@ def prepare_loop(
     stage_tables: per_request.StageTables | None = None,
     replicas: Ints | None = None,
 ) -> Loop:
-    """Make the tables of a run.
+    """Make the tables of a run. InputError where the run exceeds a limit of memory or time.
 
     Args:
         caches: prefix caches of every pool, changed in place; empty without prefix caching.
@@ -268,9 +265,6 @@ def prepare_loop(
         fleet: None where all replicas are there all the time; it keeps the log.
         stage_tables: price the steps of a per-request scheduler, in place of its plan's costs.
         replicas: of every request, where the router is `codes.ASSIGNED`.
-
-    Raises:
-        InputError: the run exceeds a limit of memory or time.
     """
     check_size(requests=requests.arrival_s.size, tokens=float(requests.output_tokens.sum(dtype=np.float64)))
     settings, records, cost = plans[0].settings, new_records(requests), plans[0].cost

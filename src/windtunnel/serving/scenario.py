@@ -13,7 +13,7 @@ from windtunnel import catalog
 from windtunnel.arguments import checked
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node, check_node, check_reach
-from windtunnel.metrics.slo import Slo
+from windtunnel.metrics.limits import Slo, check_limited
 from windtunnel.model.exchange import DEEPEP, MEGA_MOE
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import COMPUTE, Format, Precision, computed_as
@@ -30,7 +30,7 @@ from windtunnel.units import format_count
 from windtunnel.workload.client import Client, client_of, name_of
 from windtunnel.workload.media import media_patches, vision_of
 from windtunnel.workload.schema import Workload
-from windtunnel.workload.traces.peek import may_have_media
+from windtunnel.workload.traces.layouts import may_have_media
 
 
 class Scenario(Schema):
@@ -47,6 +47,7 @@ class Scenario(Schema):
 
     def check(self) -> None:
         check_seed(self.seed)
+        check_limited(self.workload.task, self.slo.limits if self.slo else ())
         if isinstance(self.model, Mapping):
             msgspec.structs.force_setattr(self, "model", catalog.model(self.model))
         self._fill_in_media()
@@ -178,10 +179,7 @@ def count_requests(raw: dict[str, Any]) -> None:
 
 def read_raw(path: Path) -> dict[str, Any]:
     """Read the keys of a scenario's file; a calibration that it names and that lies beside it as the path from here.
-
-    Raises:
-        InputError: the file is missing, is no YAML or JSON, or holds no keys; the hint knows a model's name.
-    """
+    InputError where the file is missing, is no YAML or JSON, or holds no keys; the hint knows a model's name."""
     catalog.check_is_file(path)
     raw = read_table(path, "a scenario", SCENARIO_HINT)
     deployment = raw.get("deployment")
@@ -208,6 +206,9 @@ _HINTS = {
 
 def scenario_from(raw: dict[str, Any], source: str = "", folder: Path | None = None) -> Scenario:
     """Decode a scenario from builtins, as YAML or options give them; InputError names the path of what is wrong."""
+    if raw.get("kind") == "diffusion":
+        hint = "give it to windtunnel simulate or search; in Python to windtunnel.diffusion"
+        raise InputError(f"{source or 'this'} describes a diffusion job, not a scenario", hint)
     for key, (what, hint) in OTHER_FILES.items():
         if key in raw:
             raise InputError(f"{source or 'this'} {what}, not a scenario", hint)
@@ -290,7 +291,7 @@ def resolve(scenario: Scenario, allow_download: bool = False, calibration: Calib
         learnt = _learnt(deployment, chosen.calibration, device.name, str(engine.version), model.name)
     usual = msgspec.structs.replace(EngineSettings(host=host.launched(client.launch_ratio)), **learnt)
     engine = defaults.with_defaults(deployment.engine, device, usual, deployment.parallelism)
-    engine = defaults.for_architecture(deployment.engine, engine, model.architecture)
+    engine = defaults.for_architecture(deployment.engine, engine, model.architecture, model.is_recurrent)
     max_model_len = engine.max_model_len or model.max_context_tokens
     sampling, sampling_source = scenario.workload.sampling_of(model)
     engine = with_lora(engine, scenario.workload.adapters)

@@ -217,10 +217,8 @@ def _raw_of(described: Described | None) -> tuple[dict[str, Any], str, Path | No
 def described_by(described: Described | None, options: Mapping[str, Any], also: Iterable[str] = ()) -> Scenario:
     """Return the scenario that is described, with options over it, or that options alone describe.
 
-    `also` are further names that the caller takes, for the hint where an option has no known name.
-
-    Raises:
-        InputError: neither is given, or as `scenario`.
+    `also` are further names that the caller takes, for the hint where an option has no known name. InputError where
+    neither is given, or as `scenario`.
     """
     for name in options:
         if name not in PATHS and name not in OF_LOAD:
@@ -276,11 +274,8 @@ def raw_scenario(
 
 
 def parse_lengths(name: str, text: str) -> Any:
-    """Parse `1024` or `8k`, or `819-1024` for lengths drawn evenly between both, into a workload's lengths.
-
-    Raises:
-        InputError: it is neither; names the option or field `name`.
-    """
+    """Parse `1024` or `8k`, or `819-1024` for lengths drawn evenly between both, into a workload's lengths. InputError
+    where it is neither; names the option or field `name`."""
     with suppress(ValueError):
         low, *high = (whole(part.strip()) for part in text.split("-", 1))
         return {"type": "uniform", "min_tokens": low, "max_tokens": high[0]} if high else low

@@ -22,9 +22,8 @@ from windtunnel.model.launches.forward import attention_side
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.pricing.estimator import Coverage, Estimator, users_estimator
 from windtunnel.serving.analysis.attribution import provenance, time_fractions
-from windtunnel.serving.analysis.device_use import side_uses, stage_uses, step_work, total_work
+from windtunnel.serving.analysis.device_use import power_model, side_uses, stage_uses, step_work, total_work
 from windtunnel.serving.analysis.intervals import intervals, remarks
-from windtunnel.serving.analysis.power import power_model
 from windtunnel.serving.custom.policy import Policy, policy_name
 from windtunnel.serving.custom.router import Router
 from windtunnel.serving.prepared import PreparedDeployment, PreparedPool, prepare, users_router
@@ -33,7 +32,7 @@ from windtunnel.serving.run import LoopRun, Progress, Watch, first_pool, replica
 from windtunnel.serving.scenario import Described, Scenario, pool_scenario
 from windtunnel.serving.setup import fleet_plan
 from windtunnel.serving.setup.adapters import adapter_summary, adapter_times_s
-from windtunnel.serving.setup.encode_pool import EncodePool, EncodeRun
+from windtunnel.serving.setup.encoder import EncodePool, EncodeRun
 from windtunnel.serving.setup.estimators import estimator_for
 from windtunnel.serving.setup.frontend import client_table
 from windtunnel.serving.setup.transfers import transfer_of
@@ -269,9 +268,9 @@ def _summary(
     limits = limits_of(scenario, requests)
     if deployment.pools:
         by_pool = _pool_summaries(scenario, prepared, records)
-        size = summaries.DeploymentSize(num_replicas, deployment.num_devices, num_blocks)
+        mean_devices = sum(pool.mean_devices for pool in by_pool)
+        size = summaries.DeploymentSize(num_replicas, deployment.num_devices, num_blocks, mean_devices=mean_devices)
         prices = [pool.usd_per_hour for pool in by_pool if pool.usd_per_hour is not None]
-        mean_devices = size.num_devices * (1.0 if fleet is None else fleet.mean_replicas / num_replicas)
         terms = summaries.DeviceTerms(sum(prices) / mean_devices if len(prices) == len(by_pool) else None)
         fractions = next(pool.time_fractions for pool in by_pool if pool.time_fractions)
         summary = summaries.summarise(table, all_steps, size, fractions, limits, terms, records.tier_tokens, fleet)
@@ -300,6 +299,7 @@ def _with_details(
 ) -> summaries.Summary:
     """Add what only a deployment of one kind of replica has: the use of its stages and sides, adapters, and checks."""
     table, num_stages, num_replicas = records.requests, first.setup.parallelism.pp, scenario.deployment.most_replicas
+    held_s = records.mean_replicas(0) * records.span_s
     # A verified step gives more tokens than it samples for.
     is_checked = first.plan.speculation is None
     return msgspec.structs.replace(
@@ -316,7 +316,7 @@ def _with_details(
                 records.span_s,
             )
         ),
-        sides=tuple(side_uses(first.lowered, steps, first.setup.parallelism, num_replicas, records.span_s)),
+        sides=tuple(side_uses(first.lowered, steps, first.setup.parallelism, num_replicas, held_s)),
     )
 
 
@@ -364,12 +364,13 @@ def _pool_summary(scenario: Scenario, number: int, records: _Records) -> summari
         role=pool.role,
         num_replicas=num_replicas,
         num_devices=num_devices,
+        mean_devices=mean_devices,
         utilisation=msgspec.structs.replace(utilisation, num_preemptions=preemptions),
         time_fractions=fractions,
         stages=tuple(stages),
         mean_w=None if power is None else power.at(utilisation.busy_fraction) * mean_devices,
         usd_per_hour=None if price is None else price * mean_devices,
-        sides=tuple(side_uses(prepared.lowered, steps, setup.parallelism, num_replicas, records.span_s)),
+        sides=tuple(side_uses(prepared.lowered, steps, setup.parallelism, num_replicas, mean_number * records.span_s)),
     )
 
 
@@ -384,6 +385,7 @@ def _encoder_summary(scenario: Scenario, encoder: EncodePool, run: EncodeRun, sp
         role=pool.role,
         num_replicas=pool.replicas,
         num_devices=num_devices,
+        mean_devices=num_devices,
         utilisation=summaries.Utilisation(busy_fraction=busy_fraction),
         time_fractions={"encoder": 1.0},
         stages=(),

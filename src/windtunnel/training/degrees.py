@@ -52,8 +52,7 @@ def degrees(job: TrainingJob) -> Degrees:
         global_batch = dp x micro_batch x num_microbatches
         the shard group divides dp x cp.
 
-    Raises:
-        InputError: names the relation that is violated and both of its sides.
+    InputError names the relation that is violated and both of its sides.
     """
     given = job.parallelism
     num_devices, dp = _devices(job)

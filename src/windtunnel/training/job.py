@@ -312,6 +312,8 @@ def load(path: Mapping[str, Any] | Path | str | None, overrides: dict[str, Any] 
         set_path(raw, dotted, value)
     if path is not None and "deployment" in raw:
         raise InputError(f"{path} describes a deployment, not a training job", "give it to windtunnel simulate")
+    if raw.get("kind") == "diffusion":
+        raise InputError(f"{path or 'this'} generates images or videos: training that is not modelled")
     if path is not None and raw.keys().isdisjoint(TrainingJob.__struct_fields__):
         raise InputError(f"{path} is not a training job: it has none of {', '.join(_NEEDED)}", JOB_HINT)
     for name, what in _NEEDED.items():

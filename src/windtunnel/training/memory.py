@@ -252,7 +252,6 @@ def _stepping_bytes(rank: Rank, held: Parameters) -> float:
 
 
 def _wire_bytes(rank: Rank) -> tuple[float, float]:
-    """Return the bytes of a gathered parameter and of a gradient that is reduced."""
     precision = rank.setup.job.precision
     return WIRE_BYTES[precision.parameter_gather or "bf16"], WIRE_BYTES[precision.gradient_reduce or "fp32"]
 
@@ -292,7 +291,6 @@ def held_memory(rank: Rank, held_chunks: list[LayerChunk]) -> HeldMemory:
 
 
 def _table_parameters(rank: Rank) -> float:
-    """Count the parameters of the embedding on one rank."""
     model = rank.setup.model
     return float(-(-model.vocab_size // rank.tp) * model.hidden_size)
 

@@ -64,11 +64,8 @@ class _Passes:
 
 
 def device_program(setup: TrainingSetup, device: int) -> Iterator[Action]:
-    """Return the actions of one pipeline device, the same for all of its ranks.
-
-    Raises:
-        InputError: the pipeline has no such device.
-    """
+    """Return the actions of one pipeline device, the same for all of its ranks. InputError where the pipeline has no
+    such device."""
     check_device(setup, device)
     rank = Rank(setup)
     known = setup.degrees

@@ -85,11 +85,8 @@ def resolve(job: TrainingJob, allow_download: bool = False) -> TrainingSetup:
 
 
 def look_up(job: TrainingJob, allow_download: bool = False) -> tuple[ModelSpec, Device, Node]:
-    """Look up the job's model, device and node; without a node, the device's usual one.
-
-    Raises:
-        InputError: an unknown name, or a rate or count that no hardware has.
-    """
+    """Look up the job's model, device and node; without a node, the device's usual one. InputError for an unknown name,
+    or a rate or count that no hardware has."""
     catalog.check_hardware({"device": job.device, "node": job.node}, "job")
     model = catalog.model(job.model, allow_download)
     device = job.device if isinstance(job.device, Device) else catalog.device(job.device)
@@ -101,9 +98,7 @@ def with_framework_defaults(job: TrainingJob, model: ModelSpec) -> TrainingJob:
     """Return `job`, of `model`, with the defaults of its framework in place of None.
 
     Frameworks are `catalog/frameworks/*.yaml`: tables of the job's own fields, and the stages of ZeRO that they have.
-
-    Raises:
-        InputError: the job has a setting that its other settings or its model turn off.
+    InputError where the job has a setting that its other settings or its model turn off.
     """
     framework = framework_of(job.framework)
     filled: TrainingJob = _filled(job, framework["defaults"], framework["file"])
@@ -172,10 +167,7 @@ def conditions() -> tuple[Condition, ...]:
 
 def without_idle_settings(given: TrainingJob, filled: TrainingJob, model: ModelSpec) -> TrainingJob:
     """Return `filled`, which is `given` with its framework's defaults, without the defaults that change nothing.
-
-    Raises:
-        InputError: `given` itself has a setting that changes nothing.
-    """
+    InputError where `given` itself has a setting that changes nothing."""
     for condition, path in ((each, path) for each in conditions() for path in each.settings):
         if condition.holds(filled, model):
             continue
@@ -242,11 +234,8 @@ def with_uneven_stages(job: TrainingJob, model: ModelSpec) -> TrainingJob:
 
 def uneven_layers(num_layers: int, num_chunks: int) -> list[int]:
     """Return layers by chunk where embedding and head count as a layer each (Megatron-Core's
-    `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`).
-
-    Raises:
-        InputError: there are more chunks than layers.
-    """
+    `account_for_embedding_in_pipeline_split` and `account_for_loss_in_pipeline_split`). InputError where there are more
+    chunks than layers."""
     share, rest = divmod(num_layers + 2, num_chunks)
     layers = [share + (1 if 0 < index <= rest else 0) for index in range(num_chunks)]
     layers[0] -= 1
@@ -257,11 +246,8 @@ def uneven_layers(num_layers: int, num_chunks: int) -> list[int]:
 
 
 def layers_per_chunk(job: TrainingJob, known: Degrees, model: ModelSpec) -> tuple[int, ...]:
-    """Return the layers of each chunk of the pipeline, in the order of the forward pass.
-
-    Raises:
-        InputError: they do not add up to the model's, or cannot be split evenly and no split is given.
-    """
+    """Return the layers of each chunk of the pipeline, in the order of the forward pass. InputError where they do not
+    add up to the model's, or cannot be split evenly and no split is given."""
     given = job.parallelism.layers_per_stage
     if given is not None:
         if len(given) != known.num_chunks:

@@ -224,11 +224,8 @@ def simulate_training(
 
 
 def training_prices(setup: TrainingSetup, estimator: Estimator | None = None) -> pricing.TrainingPricer:
-    """Return the prices on the job's device, node and network; jobs with the same three may share them.
-
-    Raises:
-        InputError: the network's topology does not suit the job.
-    """
+    """Return the prices on the job's device, node and network; jobs with the same three may share them. InputError
+    where the network's topology does not suit the job."""
     network = None
     if setup.job.network is not None:
         network = pricing.JobNetwork(network_of(setup.job.network, setup.node, setup.degrees.num_devices), Rank(setup))

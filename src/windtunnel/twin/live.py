@@ -249,15 +249,13 @@ class LiveLoop:
         session: Hashable = None,
         replica: int = 0,
     ) -> int:
-        """Send a request; returns its row. The run goes on to `arrival_s`, which must lie behind `until_s`.
+        """Send a request; returns its row. The run goes on to `arrival_s`, which must lie behind `until_s`. BusyError
+        where too many requests are under way.
 
         Args:
             tokens: ids of prompt and output, by which it shares blocks with others; None: with none.
             session: requests of one session may stay on one replica.
             replica: where requests name theirs.
-
-        Raises:
-            BusyError: too many requests are under way.
         """
         if not self._free:
             raise BusyError(f"{self.size:,} requests are under way, which is as many as there is room for")

@@ -261,7 +261,6 @@ def _number(value: float) -> str:
 
 
 def _label(about: Mapping[str, Any], value: str) -> str:
-    """Return the label that a metric has beside those of its replica."""
     return f',{about["label"]}="{value}"' if "label" in about else ""
 
 

@@ -134,14 +134,11 @@ class Asked:
 
 
 def ask(body: Mapping[str, Any], kind: str, tokenizer: Tokenizer, words: "Words", limits: Limits, number: int) -> Asked:
-    """Read the body of a request.
+    """Read the body of a request. RequestError where it cannot be served.
 
     Args:
         kind: `chat` or `completion`.
         number: of the request: seeds its answer, and its length where it does not say one.
-
-    Raises:
-        RequestError: it cannot be served.
     """
     model = limits.check_model(body.get("model"))
     _check_values(body)

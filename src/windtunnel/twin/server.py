@@ -423,7 +423,6 @@ class TwinApp:
         }
 
     def _model_info(self) -> dict[str, Any]:
-        """Return what SGLang says of its model."""
         model, name = self.twin.deployment.first.setup.model, self.limits.models[0]
         facts = {"model_path": model.name, "served_model_name": name, "tokenizer_path": self.tokenizer.name}
         return facts | {"is_generation": not model.is_encoder, "weight_version": "default"}
@@ -477,7 +476,6 @@ def _whole(done: asyncio.Future[None], count: int) -> OnTokens:
 
 
 async def _left(receive: Receive) -> None:
-    """Wait until the client has gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
 

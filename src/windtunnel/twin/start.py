@@ -35,9 +35,7 @@ class ForwardPasses:
 
     The names are those of SGLang's `srt/observability/forward_pass_metrics.py`, which TensorRT-LLM and vLLM share;
     `observe`, `diagnose` and `validate --steps` read them. Variances are missing: requests are not told apart here.
-
-    Raises:
-        InputError: the file cannot be written.
+    InputError where the file cannot be written.
     """
 
     def __init__(self, twin: Twin, path: Path) -> None:
@@ -101,13 +99,11 @@ class KvEvents:
     The form is that of vLLM's `vllm/distributed/kv_events.py`, 0.10 to 0.24: the topic, a number that counts up (8
     bytes, big end first), and in MessagePack [time, [events], rank], where an event is ["BlockStored", hashes, parent's
     hash or None, ids, block size, None, "GPU"] or ["BlockRemoved", hashes, "GPU"]. Its blocks are the forest's chunks.
+    MissingExtraError where pyzmq is not installed; InputError where there are no prefix caches, a port is taken, or
+    there is none of its number.
 
     Args:
         host, port: of the first replica; the others follow.
-
-    Raises:
-        MissingExtraError: pyzmq is not installed.
-        InputError: there are no prefix caches, a port is taken, or there is none of its number.
     """
 
     def __init__(self, twin: Twin, host: str, port: int) -> None:
@@ -206,7 +202,7 @@ def twin_app(
     faults: Sequence[TwinFault] = (),
     by_port: bool = False,
 ) -> TwinApp:
-    """Return the application of a scenario's twin.
+    """Return the application of a scenario's twin. InputError where the scenario, or the tokenizer, cannot be served.
 
     Args:
         scenario: its deployment answers; of its workload only the lengths of answers count.
@@ -214,9 +210,6 @@ def twin_app(
         tokenizer: folder of a model's own; None: one that needs no file.
         names: under which the model is served, LoRA adapters behind it; empty: the scenario's name of the model.
         by_port: every replica has a port of its own, and the deployment's router does nothing.
-
-    Raises:
-        InputError: the scenario, or the tokenizer, cannot be served.
     """
     if max_requests < 1:
         raise InputError(f"max_requests is {max_requests}; at least 1 is needed")

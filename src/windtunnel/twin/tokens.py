@@ -102,11 +102,8 @@ def text_of(message: Mapping[str, Any]) -> str:
 
 class ModelTokenizer:
     """A model's own tokenizer, from the `tokenizer.json` of a local folder, with its chat template if it has one.
-
-    Raises:
-        InputError: the folder has none that can be read.
-        MissingExtraError: the package `tokenizers` is not installed.
-    """
+    InputError where the folder has none that can be read; MissingExtraError where the package `tokenizers` is not
+    installed."""
 
     def __init__(self, folder: Path) -> None:
         own = import_extra("tokenizers", "serve").Tokenizer
@@ -139,7 +136,6 @@ class ModelTokenizer:
         return max(len(text.encode()) for text in self._own.get_vocab()) if is_whole else None
 
     def _behind(self, i: int) -> str:
-        """Return the text of a token behind another one."""
         return self.decode([i, i]).removeprefix(self.decode([i]))
 
     def encode(self, text: str) -> list[int]:

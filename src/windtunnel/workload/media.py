@@ -178,14 +178,12 @@ def vision_of(model: ModelSpec) -> Vision:
 
 
 def tower_of(vision: Vision, where: str, without: str) -> VisionTower:
-    """Return the tower of a model that gets images or videos.
+    """Return the tower of a model that gets images or videos. InputError where the model has no vision tower, or
+    nothing says how large it is.
 
     Args:
         where: who has them, as the subject of a sentence.
         without: what to leave out or do for a run without them.
-
-    Raises:
-        InputError: the model has no vision tower, or nothing says how large it is.
     """
     if vision.tower is None and not vision.is_unknown:
         raise InputError(
@@ -202,10 +200,7 @@ def tower_of(vision: Vision, where: str, without: str) -> VisionTower:
 
 def media_patches(model: ModelSpec, images: Images | None, videos: Videos | None) -> tuple[Patches, ...]:
     """Return the patches and tokens of an image of each size, then of a video; of what the workload lacks, none.
-
-    Raises:
-        InputError: the model has no vision tower, or nothing says how many tokens they are.
-    """
+    InputError where the model has no vision tower, or nothing says how many tokens they are."""
     tower = tower_of(vision_of(model), "the workload", "leave workload.images and workload.videos out")
     nothing = (Patches(1, 0, 0),)
     try:
@@ -218,11 +213,8 @@ def media_patches(model: ModelSpec, images: Images | None, videos: Videos | None
 def recorded_patches(
     vision: Vision, images: Images | None, videos: Videos | None, sizes: Sequence[tuple[int, int, int]]
 ) -> list[Patches]:
-    """Return the patches and tokens of images and videos that a trace has, as (frames or 0, width, height).
-
-    Raises:
-        InputError: the rule is not known, or does not take a size.
-    """
+    """Return the patches and tokens of images and videos that a trace has, as (frames or 0, width, height). InputError
+    where the rule is not known, or does not take a size."""
     tower, of_images, of_videos = vision.tower, images or Images(), videos or Videos()
     assert tower is not None, "tower_of refuses a model without one"
     patches = []

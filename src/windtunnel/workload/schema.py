@@ -17,7 +17,7 @@ everything from a published model of a service's clients.
 from functools import partial
 from typing import Annotated, Literal
 
-from windtunnel.metrics.slo import Slo
+from windtunnel.metrics.limits import Slo
 from windtunnel.model.sampling import GREEDY, NEUTRAL, Sampling
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import Fraction, NonNegative, Positive, Schema, check_between

@@ -450,7 +450,7 @@ def test_names_of_options_are_whole() -> None:
     [
         (
             """vllm serve m -cc '{"cudagraph_mode": "FULL_DECODE_ONLY", "cudagraph_capture_sizes": [1, 2, 8]}'""",
-            {"piecewise_cudagraphs": False, "cudagraph_sizes": [1, 2, 8]},
+            {"piecewise_cudagraphs": False, "full_cudagraphs": True, "cudagraph_sizes": [1, 2, 8]},
         ),
         ("vllm serve m --compilation-config.cudagraph_mode=NONE", {"max_cudagraph_capture_size": 0}),
         (
@@ -790,7 +790,8 @@ def test_an_unknown_option_is_told_from_one_that_is_misspelt(option: str, near: 
 @pytest.mark.parametrize(
     ("options", "engine"),
     [
-        ("-cc.cudagraph_mode=FULL_DECODE_ONLY", {"piecewise_cudagraphs": False}),
+        ("-cc.cudagraph_mode=FULL_DECODE_ONLY", {"piecewise_cudagraphs": False, "full_cudagraphs": True}),
+        ("-cc.cudagraph_mode=PIECEWISE", {"piecewise_cudagraphs": True, "full_cudagraphs": False}),
         ("-O.cudagraph_mode=NONE", {"max_cudagraph_capture_size": 0}),
         ("-ac.backend FLASH_ATTN", {"attention_backend": "flash_attention"}),
         (

@@ -65,6 +65,11 @@ CMD=(serve "two words" "${ARGS[@]}")
     assert served('A=(x)\nA=("${A[@]}" "${A[@]}" y)\nserve "${A[@]}" "${B[@]}"') == ["x x y ${B[@]}"]
 
 
+@pytest.mark.parametrize("words", ['"([0]*1+[1]*26)"', "'a) b'", "$((2 * (3 + 4)))", '"a\\")"'])
+def test_an_array_may_hold_parentheses(words: str) -> None:
+    assert served(f"A=(--x {words} --y)\nserve ${{A[@]}}") == served(f"serve --x {words} --y")
+
+
 def test_an_array_that_is_none_is_refused() -> None:
     with pytest.raises(InputError, match="No closing quotation in the command line"):
         commands_of("A=(it's)\nserve")

@@ -117,6 +117,17 @@ def test_a_script_with_variables_and_arrays() -> None:
     assert resolve(job).degrees.experts_dp == 2
 
 
+def test_layers_with_experts_in_an_array_count_and_what_is_not_set_is_said() -> None:
+    layers = '--num-layers 4 --moe-layer-freq "([0]*1+[1]*3)" --num-experts 8 --moe-router-topk 2'
+    shape = "--hidden-size 512 --num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024"
+    sizes = "--micro-batch-size 1 --global-batch-size 16 --data-path $A $B --vocab-size 32000"
+    script = f"M=({layers} {shape})\nT=({sizes})\ntorchrun --nproc_per_node 8 pretrain_gpt.py ${{M[@]}} ${{T[@]}}"
+    result = read(script + " ${OTHER[@]} --bf16 $EXTRA $MORE")
+    assert sum(count for count, part in model_of(result).feed_forwards if part.num_experts) == 3
+    said = " (the text does not set it)"
+    assert result.not_modelled == (f"$MORE{said}", f"${{OTHER[@]}}{said}")
+
+
 def test_the_arguments_that_a_log_prints() -> None:
     result = read(LOG)
     job = result.job

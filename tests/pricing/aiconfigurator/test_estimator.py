@@ -36,8 +36,8 @@ H100 = catalog.device("h100_sxm")
 installed = pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} has no wheel for this platform")
 
 
-def write(folder: Path, place: str, table: str, columns: dict[str, Any]) -> None:
-    path = folder / "data" / "h100_sxm" / place
+def write(folder: Path, place: str, table: str, columns: dict[str, Any], system: str = "h100_sxm") -> None:
+    path = folder / "data" / system / place
     path.mkdir(parents=True, exist_ok=True)
     pq.write_table(pa.table(columns), path / f"{table}.parquet")
 
@@ -765,6 +765,28 @@ def test_the_kernels_of_gated_delta_add_up(tmp_path: Path) -> None:
     priced = estimate(tmp_path, GatedDelta(2.0, 64.0, 4, 8, 128, 128, 4))
     assert priced.seconds == pytest.approx(23e-6)
     assert priced.coverage is Coverage.MEASURED
+
+
+@pytest.mark.parametrize(
+    ("device", "version", "kernel"),
+    [
+        ("h100_sxm", "0.16.0", "sglang"),
+        ("h100_sxm", "0.17.0", "vllm"),
+        ("b200_sxm", "0.20.1", "sglang"),
+        ("b200_sxm", "0.22.0", "vllm"),
+    ],
+)
+def test_prompts_through_gated_delta_take_the_kernel_that_the_version_had(
+    tmp_path: Path, device: str, version: str, kernel: str
+) -> None:
+    """vLLM has FlashInfer's kernel since 0.17 on Hopper and since 0.22 on Blackwell; SGLang's table has Triton's."""
+    op = GatedDelta(2.0, 64.0, 4, 8, 128, 128, 4)
+    for engine, name, latency in (("vllm", "chunk_gated_delta_rule_flashinfer", 0.02), ("sglang", "chunk", 0.05)):
+        columns = gated_delta_columns("context", [name], [latency])
+        write(tmp_path, f"linear_attention/{engine}/0.24.0", "gdn_perf", columns, device)
+    priced = measured_estimator(catalog.device(device), None, "vllm", version, tmp_path).estimate(op)
+    assert f"/{kernel}/" in priced.source
+    assert priced.seconds == pytest.approx({"vllm": 20e-6, "sglang": 50e-6}[kernel])
 
 
 def test_latent_decode_grows_as_the_engines_own_module(tmp_path: Path) -> None:

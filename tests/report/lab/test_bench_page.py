@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from windtunnel.metrics.client import client_summary, client_tables
-from windtunnel.metrics.slo import Slo
+from windtunnel.metrics.limits import Slo
 from windtunnel.report.lab.bench import bench_report
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from windtunnel.metrics.slo import Slo
+from windtunnel.metrics.limits import Slo
 from windtunnel.report.render.html import page as page_of
 from windtunnel.report.serving.run import limit_cards, run_report, verdict
 from windtunnel.report.training import training_report

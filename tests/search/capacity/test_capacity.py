@@ -13,8 +13,7 @@ import pytest
 import windtunnel as wt
 from spaces_of_search import BASE, space
 from windtunnel.errors import InputError
-from windtunnel.metrics.limits import limit_of, limit_values, limits_from, limits_of, parse_limits, slo_fields
-from windtunnel.metrics.slo import Slo
+from windtunnel.metrics.limits import Slo, limit_of, limit_values, limits_from, limits_of, parse_limits, slo_fields
 from windtunnel.report.numbers import number, percent
 from windtunnel.report.search.capacity import _capacity_rows, capacity_document, verdict_of
 from windtunnel.search.answers import scenario_of

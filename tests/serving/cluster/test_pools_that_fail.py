@@ -19,6 +19,7 @@ from serving.test_pools import cases as pool_cases
 from windtunnel.metrics.fleet import lost_steps
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, PREFILL
+from windtunnel.serving.over_time import over_time
 from windtunnel.serving.run import Custom, LoopRun
 from windtunnel.serving.setup.fleet_plan import Fault, FleetPlan, FleetRun, start_fleet
 from windtunnel.serving.setup.prefix_cache import caches_of
@@ -209,7 +210,7 @@ def test_decode_replicas_follow_their_load() -> None:
     scaling = {"type": "target", "metric": "outstanding", "target": 4, "max_replicas": 6, "scale_down_after_s": 30}
     pools = [
         {"name": "prefill", "role": "prefill", "replicas": 2},
-        {"name": "decode", "role": "decode", "autoscaling": scaling},
+        {"name": "decode", "role": "decode", "parallelism": {"tp": 2}, "autoscaling": scaling},
     ]
     result = disaggregated(**{"deployment.pools": pools})
     assert result.summary.pools is not None
@@ -217,7 +218,21 @@ def test_decode_replicas_follow_their_load() -> None:
     assert decode.usd_per_hour is not None
     assert prefill.usd_per_hour is not None
     price = prefill.usd_per_hour / 2
-    assert price < decode.usd_per_hour < 6 * price
+    assert 2 * price < decode.usd_per_hour < 12 * price
+    assert decode.mean_devices == pytest.approx(decode.usd_per_hour / price)
+    use, throughput = result.summary.utilisation, result.summary.throughput
+    held = [2, decode.mean_devices / 2]
+    busy = [pool.utilisation.busy_fraction for pool in (prefill, decode)]
+    assert use.busy_fraction == pytest.approx(np.average(busy, weights=held))
+    devices = throughput.output_tokens_per_s / throughput.output_tokens_per_s_per_device
+    assert devices == pytest.approx(2 + decode.mean_devices)
+    series = over_time(result)
+    for column, whole in (("busy_fraction", use.busy_fraction), ("num_replicas", sum(held))):
+        assert np.average(series[column], weights=series["num_replicas"] if "busy" in column else None) == (
+            pytest.approx(whole, rel=1e-6)
+        )
+    assert result.summary.power is not None
+    assert series["power_w"].mean() == pytest.approx(result.summary.power.mean_w, rel=1e-6)
     assert result.summary.cost is not None
     assert result.summary.cost.usd_per_hour == pytest.approx(prefill.usd_per_hour + decode.usd_per_hour)
 

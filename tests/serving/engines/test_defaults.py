@@ -94,7 +94,7 @@ def test_engines_that_tensorrt_built_are_launched_by_cpp_whatever_was_learnt_of_
         is_built = backend == "tensorrt"
         assert found.backend == backend
         assert (found.host.launch_s, found.host.step_s) == ((4e-6, 1e-3) if is_built else (60e-6, 2e-3))
-        assert found.max_cudagraph_capture_size == (0 if is_built else 128)
+        assert found.max_cudagraph_capture_size == (0 if is_built or version == "0.20.0" else 128)
         assert found.async_scheduling != is_built
     with pytest.raises(InputError, match="backend is 'onnx', which is not known"):
         scenario(
@@ -195,6 +195,28 @@ def test_vllm_waits_for_the_step_with_drafts_of_some_methods(method: Any, since:
         assert found.async_scheduling is (version_key(version) >= version_key(since)), version
     given = EngineSettings(version="0.24.0", speculative=drafts, async_scheduling=True)
     assert with_defaults(given, H100).async_scheduling is True
+
+
+@pytest.mark.parametrize(
+    ("engine", "version", "given", "caches"),
+    [
+        ("vllm", "0.24.0", None, False),
+        ("vllm", "0.24.0", True, True),
+        ("vllm", "0.28.0", None, True),
+        ("sglang", "0.5.14", None, True),
+    ],
+)
+def test_vllm_cached_no_prefixes_of_models_with_recurrences_before_0_28(
+    engine: str, version: str, given: bool | None, caches: bool
+) -> None:
+    """`is_prefix_caching_supported` of 0.24; every model without such layers has them cached."""
+    settings = {"deployment.engine.enable_prefix_caching": given} if given is not None else {}
+    for model, expected in (("Qwen/Qwen3.5-35B-A3B", caches), ("llama-3.1-8b", True)):
+        load = {"concurrency": 1, "input_tokens": 1, "output_tokens": 1}
+        served = scenario(
+            model=model, device="b200_sxm", engine=engine, engine_version=version, settings=settings, **load
+        )
+        assert resolve(served).engine.enable_prefix_caching is expected
 
 
 def test_sglang_fuses_all_reduces_of_some_models() -> None:
@@ -390,3 +412,17 @@ def test_the_catalogs_settings_are_merged_once_and_never_changed(monkeypatch: py
     assert with_defaults(EngineSettings(name="vllm"), device) == first != changed
     assert len(calls) == 2  # what a calibration says, and what was given
     assert with_defaults(EngineSettings(name="vllm"), catalog.device("l40s")) != first
+
+
+@pytest.mark.parametrize(
+    ("version", "architecture", "kept"),
+    [
+        ("0.10.0", "llama4", "shared_pool"),
+        ("0.11.1", "llama4", "full"),  # pull request 21761
+        ("0.11.1", "gpt_oss", "shared_pool"),
+        ("0.24.0", "llama4", "shared_pool"),
+    ],
+)
+def test_vllm_kept_all_of_attention_in_chunks_for_a_while(version: str, architecture: str, kept: str) -> None:
+    given = EngineSettings(version=version)
+    assert for_architecture(given, with_defaults(given, H100), architecture).window_kv == kept

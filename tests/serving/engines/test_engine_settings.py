@@ -86,6 +86,12 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "cudagraph_sizes": ([512], BUSY | {"model": "llama-3.2-3b"}),
     "cudagraph_padding": (OTHER, BUSY | {"model": "llama-3.2-3b"}),
     "piecewise_cudagraphs": (OTHER, GRAPHS | {"model": "llama-3.2-1b", ENGINE + "host": {"launch_s": 0.001}}),
+    "full_cudagraphs": (
+        False,
+        GRAPHS
+        | {"model": "llama-3.2-1b", ENGINE + "host": {"launch_s": 0.001}}
+        | {ENGINE + "piecewise_cudagraphs": True, ENGINE + "max_cudagraph_capture_size": 512},
+    ),
     "piecewise_sizes": (
         [1],
         GRAPHS

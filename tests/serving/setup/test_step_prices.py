@@ -117,6 +117,23 @@ def test_steps_in_piecewise_graphs_launch_attention_and_what_is_between() -> Non
     assert beyond == num_launches(one.shard, EngineSettings(max_cudagraph_capture_size=512), 512) > 9 * layers
 
 
+def test_a_decode_step_with_attention_in_chunks_runs_in_pieces_on_vllm() -> None:
+    """`ChunkedLocalAttentionBuilder` supports no graph of a whole step; asked for none in pieces, vLLM runs eagerly."""
+    llama_4 = Shard(model("llama-4-maverick"), Precision(), Parallelism(tp=8))
+    dense = Shard(model("llama-3.1-70b"), Precision(), Parallelism(tp=8))
+    graphs = EngineSettings(max_cudagraph_capture_size=512, piecewise_cudagraphs=True)
+    eager = num_launches(llama_4, EngineSettings(max_cudagraph_capture_size=0), 8, decode_queries=1)
+    assert 3 * 48 < num_launches(llama_4, graphs, 8, decode_queries=1) < 3 * 48 + 5
+    whole = msgspec.structs.replace(graphs, piecewise_cudagraphs=False)
+    assert num_launches(llama_4, whole, 8, decode_queries=1) == eager
+    assert num_launches(llama_4, msgspec.structs.replace(graphs, name="sglang"), 8, decode_queries=1) == 0
+    assert num_launches(dense, graphs, 8, decode_queries=1) == num_launches(dense, whole, 8, decode_queries=1) == 0
+    in_pieces = msgspec.structs.replace(graphs, full_cudagraphs=False)
+    assert 3 * 80 < num_launches(dense, in_pieces, 8, decode_queries=1) < 3 * 80 + 5
+    with_chunks, without = (unhidden_s(each, EngineSettings(), 1) for each in (llama_4, dense))
+    assert with_chunks - without == pytest.approx(1e-3)
+
+
 def test_the_host_pays_for_calls_of_nvfp4_experts_outside_graphs() -> None:
     """vLLM calls FlashInfer's from Python, which takes as long as tens of launches; no other format or engine does."""
     nvfp4, fp8 = (

@@ -22,7 +22,7 @@ from windtunnel.serving.explain import explain_step, step_batch
 from windtunnel.serving.scenario import Scenario, resolve, scenario_from
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.setup.memory import plan_memory
-from windtunnel.serving.setup.two_sides import PingPong, plan_two_sides
+from windtunnel.serving.setup.overlap import PingPong, plan_two_sides
 from windtunnel.serving.simulate import simulate
 
 times = st.floats(0.001, 10)

@@ -66,14 +66,21 @@ class Factors:
         return priced.launch_s * np.where(priced.is_in_pieces, *self.floors)
 
     def applied(self, priced: PricedSteps) -> PricedSteps:
-        """Return the steps with corrected predictions."""
-        launched_s = _launched_s(self.device_s(priced), self.host_s(priced))
-        return replace(priced, predicted_s=launched_s + priced.unhidden_s)
+        return replace(priced, predicted_s=_launched_s(self.device_s(priced), self.host_s(priced)) + priced.unhidden_s)
+
+    def shown(self, priced: PricedSteps) -> Floats:
+        """Return the share of a change of each step's time on the device that shows in its duration."""
+        return shown_share(self.device_s(priced), self.host_s(priced))
 
 
 def _launched_s(device_s: Floats, launch_s: Floats) -> Floats:
     """Return durations of steps, as `step_cost.launched_s` does."""
     return np.asarray(np.where(launch_s > 0, (device_s**8 + launch_s**8) ** (1 / 8), device_s))
+
+
+def shown_share(device_s: Floats, launch_s: Floats) -> Floats:
+    """Return the derivative of a step's duration by the device's time, near 0 where launches take longer."""
+    return np.asarray((device_s / _launched_s(device_s, launch_s)) ** 7)
 
 
 def terms(priced: PricedSteps) -> dict[str, Floats]:

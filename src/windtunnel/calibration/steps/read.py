@@ -51,11 +51,8 @@ def is_step_table(path: Path) -> bool:
 
 
 def read_steps(path: Path) -> StepTable:
-    """Read a table of recorded steps, a row for each step and rank.
-
-    Raises:
-        InputError: the file is missing or no table; a column is missing, given twice, or holds a text for a number.
-    """
+    """Read a table of recorded steps, a row for each step and rank. InputError where the file is missing or no table; a
+    column is missing, given twice, or holds a text for a number."""
     if not path.exists():
         raise missing_file(path)
     if not is_step_table(path):
@@ -83,7 +80,6 @@ def read_steps(path: Path) -> StepTable:
 
 
 def _name_in(path: Path, header: list[str], column: StepColumn) -> str | None:
-    """Return the name that a file has for a column; None where it lacks it."""
     given = [name for name in column.names if name in header]
     if len(given) > 1:
         raise InputError(f"{path.name} has two columns of one meaning: {', '.join(given)}", "keep one of them")
@@ -124,7 +120,6 @@ class StepRun:
 
     @property
     def label(self) -> str:
-        """Name, model and layout."""
         layout = "" if self.setup is None else parallelism_label(self.setup.parallelism)
         return " ".join(filter(None, (self.name, self.model.rpartition("/")[2], layout)))
 
@@ -133,10 +128,8 @@ def read_step_runs(path: Path, base: Mapping[str, Any], options: Mapping[str, An
     """Read the runs of a table of steps, or of a folder with one and `runs.csv`.
 
     `base` is the raw scenario of a server's command line, of which a folder has one for each run instead; `options` of
-    a deployment, by their short names, go over it, and a device is needed.
-
-    Raises:
-        InputError: a file that is missing or malformed, or a deployment that is not described.
+    a deployment, by their short names, go over it, and a device is needed. InputError for a file that is missing or
+    malformed, or a deployment that is not described.
     """
     given = _given(options, base)
     if not path.is_dir():

@@ -10,7 +10,7 @@ from windtunnel.formats.vidur.read import operator_tables
 from windtunnel.lab.profile import collectives as lab
 from windtunnel.lab.profile import run as profiling
 from windtunnel.lab.profile.compute import ComputePlan
-from windtunnel.lab.profile.overheads import fit_overheads, medians_by_batch
+from windtunnel.lab.profile.run import fit_overheads, medians_by_batch
 from windtunnel.lab.profile.samples import statistics_of
 from windtunnel.model.precision import Format, Precision
 from windtunnel.pricing.profile import profile_provenance, tables_by_words, write_profile

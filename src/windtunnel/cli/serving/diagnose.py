@@ -54,8 +54,8 @@ def _refuse_means(path: Path) -> None:
     with suppress(InputError):
         client = find_format(path, "client result")
     if client is not None and client.is_certain and not is_detailed(path):
-        hint = "`vllm bench serve --save-detailed`, AIPerf's profile_export.jsonl and `windtunnel bench --out` record"
-        hint += f" it; `windtunnel gate --measured {path}` takes means"
+        hint = "newer versions of `vllm bench serve --save-detailed` (`start_times`), AIPerf's profile_export.jsonl and"
+        hint += f" `windtunnel bench --out` record it; `windtunnel gate --measured {path}` takes means"
         raise InputError(f"{path} is a result of {client.name}, without the arrival of every request", hint)
 
 

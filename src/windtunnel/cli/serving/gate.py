@@ -85,7 +85,6 @@ def _answer(options: Options, gate: Any) -> None:
 
 
 def _options_before(options: Options) -> Options:
-    """Return the options that describe what was before the change."""
     changed = Options(**vars(options))
     path, raw = Path(options.before), dict[str, Any]()
     with suppress(InputError):

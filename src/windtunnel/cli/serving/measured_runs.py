@@ -19,13 +19,11 @@ def measurements_of(
     options: Options, deployment: Mapping[str, Any], server: Mapping[str, Any] | None = None
 ) -> tuple[list[Measurement], dict[str, int]]:
     """Return the runs of all files that `--use` and `--only` choose, and the number of runs left out by their use.
+    InputError for a file that is missing or malformed, a use that no run has, or where no run is left.
 
     Args:
         deployment: of the runs of clients' files.
         server: what a command says of the deployment of all runs, as a scenario in builtins.
-
-    Raises:
-        InputError: a file that is missing or malformed, a use that no run has, or no run is left.
     """
     runs = with_id(read_measurements(options.runs, deployment, server), options.only, lambda run: run.id)
     counts = Counter(run.use for run in runs)

@@ -19,7 +19,7 @@ from windtunnel.production.observed import read_record, read_requests
 from windtunnel.production.workload import load_of, workload_of
 from windtunnel.report.serving.run import check_folder
 from windtunnel.schema import save
-from windtunnel.serving.scenario import scenario_from
+from windtunnel.serving.scenario import Scenario, scenario_from
 
 if TYPE_CHECKING:
     from windtunnel.production.observe import Observation
@@ -110,7 +110,17 @@ def _write(
         elif record is not None:
             raw["workload"] = workload_of(record, load_of(record))
         if columns is not None or raw.get("workload"):
-            save(scenario_from(with_load(raw, given, None), SCENARIO, None), draft / SCENARIO)
+            scenario = scenario_from(with_load(raw, given, None), SCENARIO, None)
+            save(_with_engines(scenario, record), draft / SCENARIO)
         elif record is not None:
             remark(f"note: the {record.source} does not tell the lengths of requests: no scenario is written")
     remark(f"wrote {options.out}")
+
+
+def _with_engines(scenario: Scenario, record: ServerRecord | None) -> Scenario:
+    """Return a scenario of as many replicas as the record is of, whose load is that of all together."""
+    deployment, num_engines = scenario.deployment, 1 if record is None else record.num_engines
+    if num_engines == 1 or deployment.pools or deployment.replicas * deployment.parallelism.attention_dp > 1:
+        return scenario
+    remark(f"note: the record is of {num_engines} engines, and so many replicas are in the scenario")
+    return scenario.with_deployment(replicas=num_engines)

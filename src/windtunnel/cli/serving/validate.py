@@ -75,10 +75,7 @@ def _validate_steps(options: Options) -> list[str]:
 
 def error_limits(text: str | None, metrics: Sequence[str]) -> dict[str, float]:
     """Parse `tpot=10%,ttft=0.25` as {"tpot": 0.1, "ttft": 0.25}; a limit without a name is for all of `metrics`.
-
-    Raises:
-        InputError: a metric that does not exist, or no number.
-    """
+    InputError for a metric that does not exist, or no number."""
     limits: dict[str, float] = {}
     for part in text.replace(",", " ").split() if text else []:
         name, separator, value = part.rpartition("=")

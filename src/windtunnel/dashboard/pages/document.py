@@ -10,6 +10,7 @@ from windtunnel.metrics.limits import METRICS
 from windtunnel.pricing.table import read_parquet
 from windtunnel.report import training
 from windtunnel.report.calibration import validation
+from windtunnel.report.diffusion import batch
 from windtunnel.report.lab.experiment import LAYOUT, overview_sections, top_kernel_table
 from windtunnel.report.layout import filled
 from windtunnel.report.report import Code, Report, Section
@@ -31,13 +32,11 @@ TOP = 20
 
 
 def document_report(path: Path, entry: ResultEntry, document: Document) -> Report:
-    """Return the report of a document: its answer, its sections, and the document itself.
+    """Return the report of a document: its answer, its sections, and the document itself. InputError where files that
+    belong to it are missing or broken.
 
     Args:
         path: the file, or the folder that the verb wrote.
-
-    Raises:
-        InputError: files that belong to it are missing or broken.
     """
     whole = Section("Document", [Code(json_text(document), "as JSON")])
     report = _REPORTS[entry.kind](path, document) if entry.kind in _REPORTS else Report("")
@@ -88,6 +87,7 @@ def _answer(sections: Sequence[Section], verdict: str, is_good: bool | None = No
 
 _REPORTS: Mapping[str, Callable[[Path, Document], Report]] = {
     "train": lambda _, doc: _answer(training.training_sections(doc), training.verdict_of(doc), doc["fits"]),
+    "diffusion": lambda _, doc: _answer(batch.batch_sections(doc), batch.verdict_of(doc), doc["fits"]),
     "search": _search,
     "whatif": _grid,
     "validate": lambda _, doc: _answer(validation.validation_sections(doc), validation.verdict_of(doc)),

@@ -18,7 +18,7 @@ from windtunnel.formats.aicb.csv_records import COLUMNS, read_records
 from windtunnel.formats.aicb.job import job_of
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
 from windtunnel.formats.job_files import JobLaunch
-from windtunnel.formats.recognise import FileContent, FileFormat
+from windtunnel.formats.recognise import FileFormat
 from windtunnel.training.job import TrainingJob
 
 LIST, AIOB, COMMAND = "AICB list", "AIOB times", "AICB command"
@@ -26,13 +26,10 @@ LIST, AIOB, COMMAND = "AICB list", "AIOB times", "AICB command"
 _AIOB_STARTS = ("train_iter:", "inference_term:")
 _GROUPS = {"ep_dp_group": "dp_ep", "all": "all"}
 _KINDS = {"isend": "send", "irecv": "receive"}
-_SCRIPT = re.compile(r"^[^#\n]*\b(?:ba)?sh\s+\S*?(?:_workload_with_aiob|megatron_gpt|deepspeed_llama)\.sh\b", re.M)
-"""A line that runs one of AICB's scripts."""
-
-
-def is_command(file: FileContent) -> bool:
-    """Whether a text runs one of AICB's generators or scripts."""
-    return not file.is_json and ("workload_generator." in file.text or _SCRIPT.search(file.text) is not None)
+_RUN = re.compile(
+    r"workload_generator\.|^[^#\n]*\b(?:ba)?sh\s+\S*?(?:_workload_with_aiob|megatron_gpt|deepspeed_llama)\.sh\b", re.M
+)
+"""What runs one of AICB's generators or scripts."""
 
 
 def read_list(path: Path) -> Contents:
@@ -68,11 +65,8 @@ def read_times(path: Path) -> Contents:
 
 
 def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...]]:
-    """Read a command as a training job.
-
-    Raises:
-        InputError: the command is wrong, of inference, or leaves a value open that `launch` does not give.
-    """
+    """Read a command as a training job. InputError where the command is wrong, of inference, or leaves a value open
+    that `launch` does not give."""
     arguments = read_command(read_text(path)).arguments
     if not isinstance(arguments, TrainingArguments):
         raise InputError("an inference workload is no training job", "write AICB's own file with --compat aicb")
@@ -87,5 +81,5 @@ def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...
 FORMATS = (
     FileFormat(LIST, "workload or trace", lambda file: COLUMNS in file.text[:100_000], read_list),
     FileFormat(AIOB, "workload or trace", lambda file: file.first_word.startswith(_AIOB_STARTS), read_times),
-    FileFormat(COMMAND, "training job", is_command, read_job),
+    FileFormat(COMMAND, "training job", lambda file: not file.is_json and _RUN.search(file.text) is not None, read_job),
 )

@@ -34,11 +34,8 @@ class AiobTimes(NamedTuple):
 
 
 def read_aiob_times(path: Path) -> AiobTimes:
-    """Read an AIOB file, also gzipped.
-
-    Raises:
-        InputError: the file is missing, is another file, or a section is incomplete; names the line.
-    """
+    """Read an AIOB file, also gzipped. InputError where the file is missing, is another file, or a section is
+    incomplete; names the line."""
     lines = read_text(path).splitlines()
     if not lines or not re.match(r"(train_iter|inference_term):", lines[0]):
         raise InputError(f"{path} is not an AIOB file", "its first line is train_iter:N or inference_term:PHASE")

@@ -209,10 +209,7 @@ def scripts() -> dict[str, Script]:
 
 def read_script(name: str, words: list[str], num_nodes: str) -> Command:
     """Return the command that a script runs, given the words behind its name and WORLD_SIZE of its environment.
-
-    Raises:
-        InputError: the script is unknown, or would drop a part of what is typed.
-    """
+    InputError where the script is unknown, or would drop a part of what is typed."""
     script = scripts().get(name)
     if script is None:
         hint = "give the command that it runs, python -m workload_generator.NAME ..."
@@ -313,12 +310,9 @@ def _options(words: list[str], schema: type[Any], script: Script) -> dict[str, A
 def read_command(text: str) -> Command:
     """Read a command that runs one of AICB's generators, as typed in a shell; variables are not known.
 
-    `python -m workload_generator.NAME ...`, `sh scripts/megatron_workload_with_aiob.sh ...`,
-    `sh scripts/megatron_gpt.sh ... --nproc_per_node N --workload_only` and
-    `sh scripts/inference_workload_with_aiob.sh ...` are understood.
-
-    Raises:
-        InputError: it runs something else, or AICB would refuse its arguments or fail on them.
+    `python -m workload_generator.NAME ...`, `sh scripts/megatron_workload_with_aiob.sh ...`, `sh
+    scripts/megatron_gpt.sh ... --nproc_per_node N --workload_only` and `sh scripts/inference_workload_with_aiob.sh ...`
+    are understood. InputError where it runs something else, or AICB would refuse its arguments or fail on them.
     """
     try:
         words = shlex.split(text.replace("\\\n", " "), comments=True)

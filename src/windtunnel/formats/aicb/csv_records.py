@@ -95,11 +95,8 @@ def _line(record: Record) -> str:
 
 
 def read_records(path: Path) -> list[RecordList]:
-    """Read the lists in a file of AICB, also gzipped: one, or in files of 2024 one for each pipeline stage.
-
-    Raises:
-        InputError: the file is missing, is another file, or a line of it is wrong; names the line.
-    """
+    """Read the lists in a file of AICB, also gzipped: one, or in files of 2024 one for each pipeline stage. InputError
+    where the file is missing, is another file, or a line of it is wrong; names the line."""
     lists: list[RecordList] = []
     known: dict[str, Record] = {}
     title, records, has_header = "", list[Record](), False

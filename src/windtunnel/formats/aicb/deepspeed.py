@@ -21,10 +21,7 @@ ELEMENT_BYTES = 2
 def zero_records(arguments: TrainingArguments, generator: str) -> RecordList:
     """Return the list of one of AICB's two generators: `..._stage3_workload`, or `..._stage1_2_workload`.
 
-    The latter treats any stage but 1 as 2.
-
-    Raises:
-        InputError: AICB fails on these arguments.
+    The latter treats any stage but 1 as 2. InputError where AICB fails on these arguments.
     """
     is_stage3 = generator == "generate_deepspeed_stage3_workload"
     rank = _Stage3(arguments) if is_stage3 else _Stage1Or2(arguments)
@@ -230,7 +227,6 @@ class _Stage3(_ZeroRank):
         self.live_elements += parameter.elements
 
     def _fetch(self, parameter: _Parameter, stage: str) -> None:
-        """Gather one parameter alone."""
         if not parameter.is_gathered:
             self._send("all_gather", parameter.elements * ELEMENT_BYTES, f"{stage}.allgather_fn")
             self._keep(parameter)

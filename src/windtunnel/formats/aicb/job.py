@@ -28,11 +28,8 @@ from windtunnel.training.setup import TrainingSetup
 
 
 def job_of(arguments: TrainingArguments, device: str) -> TrainingJob:
-    """Return the training run that AICB's arguments describe.
-
-    Raises:
-        InputError: they do not add up: a batch or layers that do not divide, where AICB rounds down.
-    """
+    """Return the training run that AICB's arguments describe. InputError where they do not add up: a batch or layers
+    that do not divide, where AICB rounds down."""
     if arguments.frame == "collective_test":
         raise InputError("a test of one collective is no training job", "--compat aicb writes AICB's file")
     if arguments.global_batch < 1:
@@ -121,11 +118,8 @@ GROUPS = {
 
 
 def training_records(setup: TrainingSetup, device: int = 0) -> RecordList:
-    """Return the list of the ranks of one pipeline device.
-
-    Raises:
-        InputError: there is no such device, or the job sends over groups that AICB has no name for.
-    """
+    """Return the list of the ranks of one pipeline device. InputError where there is no such device, or the job sends
+    over groups that AICB has no name for."""
     rank = Rank(setup)
 
     @cache

@@ -13,11 +13,8 @@ from windtunnel.formats.aicb.simai import FP8_SHARE
 
 
 def megatron_records(arguments: TrainingArguments) -> RecordList:
-    """Return the list that AICB generates for Megatron, or for DeepSeek with `--frame=DeepSeek`.
-
-    Raises:
-        InputError: AICB fails on these arguments.
-    """
+    """Return the list that AICB generates for Megatron, or for DeepSeek with `--frame=DeepSeek`. InputError where AICB
+    fails on these arguments."""
     rank = _MegatronRank(arguments)
     iteration = [*rank.micro_batches(), rank.step()]
     if arguments.pipeline_model_parallel > 1:

@@ -63,7 +63,6 @@ class Parts:
 
     @property
     def linears(self) -> Iterator[Linear]:
-        """Its matrices."""
         for part in self.parts:
             if isinstance(part, Parts):
                 yield from part.linears
@@ -129,11 +128,8 @@ def listed_modules(model: AicbModel, sequence_parallel: bool) -> Iterator[Module
 
 
 def aicb_model(arguments: TrainingArguments) -> AicbModel:
-    """Return the model that AICB builds from `arguments`.
-
-    Raises:
-        InputError: a width does not divide by tensor parallelism; AICB fails on it too.
-    """
+    """Return the model that AICB builds from `arguments`. InputError where a width does not divide by tensor
+    parallelism; AICB fails on it too."""
     hidden, tp = arguments.hidden_size, arguments.tensor_model_parallel_size
     vocabulary = arguments.padded_vocab_size
     word_rows = 4 * (vocabulary // tp)

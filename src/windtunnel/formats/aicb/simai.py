@@ -33,11 +33,8 @@ class Sizes:
 
 
 def simai_training(arguments: TrainingArguments, times_ns: Mapping[str, int] | None) -> SimaiWorkload:
-    """Return the workload that AICB generates, with an AIOB file's times (`training_ns`) or without.
-
-    Raises:
-        InputError: AICB fails on these arguments.
-    """
+    """Return the workload that AICB generates, with an AIOB file's times (`training_ns`) or without. InputError where
+    AICB fails on these arguments."""
     model = aicb_model(arguments)
     _check(arguments, model, has_times=times_ns is not None)
     modules = tuple(listed_modules(model, arguments.enable_sequence_parallel))
@@ -191,7 +188,6 @@ class _Timed:
         )
 
     def _phase(self, collective: str, size_bytes: int, compute_ns: int) -> FilePhase:
-        """Return a phase with a collective of the tensor-parallel group; on one rank, without it."""
         return FilePhase(compute_ns, collective, size_bytes) if self.tp > 1 else FilePhase(compute_ns)
 
     def _compute_ns(self, name: str, direction: str) -> int:
@@ -242,5 +238,4 @@ class _Timed:
 
 
 def _with_time(phase: FilePhase, compute_ns: int) -> FilePhase:
-    """Return `phase` with a time, and with 0 bytes where it has no collective."""
     return FilePhase(compute_ns, phase.collective, 0 if phase.collective == "NONE" else phase.size_bytes)

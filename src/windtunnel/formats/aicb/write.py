@@ -38,11 +38,8 @@ class InferenceModel:
 
 
 def inference_model(arguments: InferenceArguments) -> InferenceModel:
-    """Return the model of a command.
-
-    Raises:
-        InputError: an unknown family, or a configuration that is missing, broken or lacks a key.
-    """
+    """Return the model of a command. InputError for an unknown family, or a configuration that is missing, broken or
+    lacks a key."""
     families: Mapping[str, str] = WORDS["families"]
     family = next((name for name in families if name in arguments.model_name), None)
     if family is None:
@@ -173,10 +170,8 @@ NAMES: Mapping[str, str] = WORDS["file_names"]
 def generate(command: Command, times: Path | None = None) -> GeneratedFile:
     """Return the file that AICB writes for `command`.
 
-    `times` is an AIOB file in place of the one that the command names, whose path is AICB's.
-
-    Raises:
-        InputError: AICB would fail on the command, or its times are missing or broken.
+    `times` is an AIOB file in place of the one that the command names, whose path is AICB's. InputError where AICB
+    would fail on the command, or its times are missing or broken.
     """
     arguments, generator = command.arguments, command.generator
     if command.writes_nothing is not None:

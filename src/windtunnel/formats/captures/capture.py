@@ -72,7 +72,6 @@ class Capture:
         return bool(np.isfinite(self.kernels["start_s"]).all())
 
     def kernels_of(self, *activities: int) -> Table:
-        """Return the kernel table's rows of these activities."""
         return self.kernels.where(np.isin(self.kernels["activity"], activities))
 
     def launched_s(self) -> Floats:
@@ -103,10 +102,8 @@ class Capture:
 def capture_table(kind: TableKind, num_rows: int = 0, columns: Mapping[str, Any] | None = None) -> Table:
     """Make a table of a capture with all its columns.
 
-    `columns` has one value for each row, or one for all; columns that are left out are unknown in all rows.
-
-    Raises:
-        InputError: a column has something else than numbers of 64 bits.
+    `columns` has one value for each row, or one for all; columns that are left out are unknown in all rows. InputError
+    where a column has something else than numbers of 64 bits.
     """
     columns, meanings, filled = columns or {}, COLUMNS[kind], {}
     for name in meanings:

@@ -235,7 +235,6 @@ def kernel_table(capture: Capture) -> Table:
 
 
 def _commonest(values: NDArray[Any]) -> tuple[int, int]:
-    """Return the commonest value, and the number of different ones."""
     different, counts = np.unique(values, return_counts=True)
     return int(different[np.argmax(counts)]), len(different)
 

@@ -183,7 +183,6 @@ class _KinetoReading:
         self.threads = {tid: tid if isinstance(tid, int) else position for position, tid in enumerate(threads)}
 
     def table(self, kind: profile.TableKind, events: Sequence[KinetoEvent], values: Mapping[str, Any]) -> Table:
-        """Make a table of events, with their times and further values."""
         common = {
             "start_s": np.array([event.start_us - self.start_us for event in events]) * 1e-6,
             "duration_s": np.array([event.duration_us for event in events]) * 1e-6,
@@ -255,7 +254,6 @@ class _KinetoReading:
 
 
 def _int(event: KinetoEvent, key: str) -> int:
-    """Return a whole number of the arguments; -1 where there is none."""
     value = event.args.get(key)
     return value if isinstance(value, int) and not isinstance(value, bool) else -1
 

@@ -33,11 +33,8 @@ _CYCLES_PER_S = "smsp__cycles_elapsed.avg.per_second"
 
 
 def read_ncu(path: Path) -> Capture:
-    """Read the counters in an exported CSV.
-
-    Raises:
-        InputError: no such file, a report that was not exported, no such CSV, or a kernel without a duration.
-    """
+    """Read the counters in an exported CSV. InputError for no such file, a report that was not exported, no such CSV,
+    or a kernel without a duration."""
     if path.suffix == ".ncu-rep":
         hint = REPORT_HINT.replace("FILE", path.name)
         raise InputError(f"{path} is a report that only its own tool opens", hint)
@@ -145,7 +142,6 @@ def _scale(unit: str) -> float:
 
 
 def _first(metrics: Mapping[str, float], names: Sequence[str]) -> float:
-    """Return the first of these metrics that was collected; NaN where none was."""
     return next((metrics[name] for name in names if math.isfinite(metrics.get(name, math.nan))), math.nan)
 
 

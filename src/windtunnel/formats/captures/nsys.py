@@ -82,11 +82,8 @@ def _opened(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 class _Export:
-    """Tables and columns of an exported file, with the start of its clock and the texts met so far.
-
-    Raises:
-        InputError: a table or column is missing without which nothing can be read.
-    """
+    """Tables and columns of an exported file, with the start of its clock and the texts met so far. InputError where a
+    table or column is missing without which nothing can be read."""
 
     def __init__(self, database: sqlite3.Connection, path: Path) -> None:
         self._database = database
@@ -164,7 +161,6 @@ class _Export:
         return dict(zip(numbers.tolist(), (str(name) for *_, name in rows), strict=True))
 
     def span(self, start_ns: Ints, end_ns: Ints) -> dict[str, NDArray[Any]]:
-        """Return starts and durations in seconds."""
         return {
             "start_s": (start_ns - self.start_ns).astype(np.float64) * 1e-9,
             "duration_s": (end_ns - start_ns) * 1e-9,
@@ -272,13 +268,10 @@ def _notes(kernels: Table) -> Iterator[str]:
 
 def scrub_nsys(path: Path) -> int:
     """Remove environment variables, users, hosts, folders and the list of processes from an exported capture.
+    InputError where it is no capture of Nsight Systems; WindtunnelError where it cannot be written.
 
     Returns:
         The number of removed rows. The file changes completely or not at all.
-
-    Raises:
-        InputError: it is no capture of Nsight Systems.
-        WindtunnelError: it cannot be written.
     """
     read_nsys(path)
     try:

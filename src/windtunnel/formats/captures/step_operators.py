@@ -246,8 +246,7 @@ def measurement_tables(steps: Sequence[MatchedStep], source: str) -> list[Measur
     Rows with operators of several shapes (rope and cache, a batch of prompts and decoding requests) are left out:
     their parts were not told apart.
 
-    Raises:
-        InputError: nothing is left.
+    InputError where nothing is left.
     """
     measured = (single for step in steps for single in _single_operators(step))
     points: list[Points] = [(op, np.array([seconds]), {}) for op, seconds in measured]

@@ -7,7 +7,7 @@ A file is a sequence of protobuf messages, each with its length before it: the t
 Refused: files that are cut off or are no protobuf messages of a trace. Fields of newer schemas are skipped.
 """
 
-from windtunnel.formats.chakra.trace import TRACE, is_trace, read_contents
+from windtunnel.formats.chakra.trace import START, TRACE, read_contents
 from windtunnel.formats.recognise import FileFormat
 
-FORMATS = (FileFormat(TRACE, "workload or trace", is_trace, read_contents),)
+FORMATS = (FileFormat(TRACE, "workload or trace", lambda file: START.match(file.start) is not None, read_contents),)

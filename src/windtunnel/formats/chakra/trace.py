@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from windtunnel.errors import InputError, MissingExtraError
 from windtunnel.files import read_bytes
 from windtunnel.formats.collective_calls import CollectiveCall, Contents, totals
-from windtunnel.formats.recognise import FileContent
 from windtunnel.schema import read_yaml
 
 VERSION = "0.0.4"
@@ -48,11 +47,7 @@ class Messages(NamedTuple):
 
 @cache
 def messages() -> Messages:
-    """Return the classes.
-
-    Raises:
-        MissingExtraError: protobuf is not installed.
-    """
+    """Return the classes. MissingExtraError where protobuf is not installed."""
     try:
         from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, proto
         from google.protobuf.message import DecodeError
@@ -97,11 +92,8 @@ def value_of(node: Any, name: str) -> Any:
 
 
 def read_trace(path: Path) -> ChakraTrace:
-    """Read one rank's trace, also gzipped.
-
-    Raises:
-        InputError: the file is missing, empty, cut off or no Chakra trace; names the byte at which it breaks.
-    """
+    """Read one rank's trace, also gzipped. InputError where the file is missing, empty, cut off or no Chakra trace;
+    names the byte at which it breaks."""
     content, classes, read = BytesIO(read_bytes(path)), messages(), list[Any]()
     if not content.getbuffer():
         raise InputError(f"{path} is empty; a Chakra trace begins with its metadata")
@@ -129,15 +121,10 @@ def trace_bytes(trace: ChakraTrace) -> bytes:
 
 
 TRACE = "Chakra trace"
-_START = re.compile(rb"[\x02-\xff]{1,3}?\n[\x05-\x10]\d+\.\d+\.\d+")
+START = re.compile(rb"[\x02-\xff]{1,3}?\n[\x05-\x10]\d+\.\d+\.\d+")
 """The length of the metadata, then its first field, the version."""
 _COLLECTIVES: dict[int, str] = {member.value: member.name.lower() for member in ChakraCollective}
 _KINDS: dict[int, str] = {ChakraKind.SEND: "send", ChakraKind.RECEIVE: "receive"}
-
-
-def is_trace(file: FileContent) -> bool:
-    """Whether a file begins with the metadata of a trace."""
-    return _START.match(file.start) is not None
 
 
 def read_contents(path: Path) -> Contents:

@@ -48,10 +48,7 @@ def write_training_traces(
     setup: TrainingSetup, seconds: Seconds, prefix: Path, ranks: Collection[int] | None = None
 ) -> list[Path]:
     """Write `PREFIX.RANK.et` for every rank, or for `ranks`, and `PREFIX.groups.json`; return the written paths.
-
-    Raises:
-        InputError: the job has no such rank, or a file cannot be written.
-    """
+    InputError where the job has no such rank, or a file cannot be written."""
     num_devices = setup.degrees.num_devices
     unknown = next((number for number in ranks or () if not 0 <= number < num_devices), None)
     if unknown is not None:

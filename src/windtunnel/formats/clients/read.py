@@ -139,10 +139,7 @@ def _bench_serving(name: str, document: dict[str, Any]) -> Iterator[ClientResult
 
 def _known(**measured: float) -> dict[str, float]:
     """Return the known metrics; clients write 0 where every answer has one token, and NaN where nothing was measured.
-
-    Raises:
-        ValueError: a negative time, or nothing at all.
-    """
+    ValueError for a negative time, or nothing at all."""
     for name, value in measured.items():
         if value < 0:
             raise ValueError(f"{name}, which is below zero")

@@ -29,11 +29,8 @@ class FineTuning:
         self.notes: list[str] = []
 
     def read(self) -> tuple[TrainingJob, tuple[str, ...]]:
-        """Return the job, and what of it was not read.
-
-        Raises:
-            InputError: a value is wrong or is not modelled, or one is missing that `launch` does not give.
-        """
+        """Return the job, and what of it was not read. InputError where a value is wrong or is not modelled, or one is
+        missing that `launch` does not give."""
         for rule in WORDS["refused"]:
             for key in rule["keys"]:
                 value = str(self.keys.get(key, "")).lower()

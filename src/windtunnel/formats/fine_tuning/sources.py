@@ -101,11 +101,7 @@ def _completed(path: Path, keys: dict[str, Any]) -> dict[str, Any]:
 
 def _table(path: Path, name: Any) -> dict[str, Any]:
     """Return the table in a file that a job names: beside it, or below a folder around it; or known by its name, or
-    written out as JSON.
-
-    Raises:
-        InputError: there is none.
-    """
+    written out as JSON. InputError where there is none."""
     text = str(name)
     if text.startswith("{"):
         try:

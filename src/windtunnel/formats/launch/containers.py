@@ -84,14 +84,12 @@ def commands_in_script(text: str, about: str = "") -> list[Command]:
 
 
 def commands_of(text: str, is_yaml: bool = False) -> list[Command]:
-    """Return every command of a text.
+    """Return every command of a text. InputError for unbalanced quotes, YAML that is not valid, or a number of replicas
+    or GPUs that is none.
 
     Args:
         text: a command line, a script, or YAML documents with containers.
         is_yaml: whether a text that is not YAML is refused.
-
-    Raises:
-        InputError: unbalanced quotes, YAML that is not valid, or a number of replicas or GPUs that is none.
     """
     documents = [*_documents(text, is_yaml), *_documents(_here_documents(text)[1], False)]
     maps = [document["data"] for document in map(table, documents) if isinstance(document.get("data"), dict)]
@@ -417,11 +415,7 @@ def _gpus(node: Mapping[str, Any]) -> int | None:
 
 
 def parsed(name: str, text: str) -> Any:
-    """Return the YAML of a file that a text writes or holds.
-
-    Raises:
-        InputError: it is none.
-    """
+    """Return the YAML of a file that a text writes or holds. InputError where it is none."""
     try:
         return parse_yaml(text)
     except yaml.YAMLError as error:

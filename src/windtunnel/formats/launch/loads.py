@@ -57,10 +57,7 @@ def client_load(commands: Sequence[Command]) -> ClientLoad | None:
     """Return the load that the clients among the commands of a text send; None where there is none.
 
     Commands that differ in their concurrency alone are runs of one load. Of several loads, that with the most requests
-    is taken.
-
-    Raises:
-        InputError: an option has a value that it does not take.
+    is taken. InputError where an option has a value that it does not take.
     """
     given: list[tuple[str, dict[str, str]]] = []
     for name, options in (found for command in commands for found in _clients_in(command)):
@@ -86,10 +83,8 @@ def recipe_load(benchmark: Mapping[str, Any]) -> ClientLoad | None:
     """Return the load of a recipe's `benchmark`; None where it runs no client.
 
     Source: `docs/benchmarks.md` and `benchmarks/scripts/sa-bench/bench.sh` of srt-slurm: lengths are drawn from 0.8
-    times `isl` and `osl` on, and ten requests are sent for each of the concurrency. Its warm-up is left out.
-
-    Raises:
-        InputError: a value that is none of its key.
+    times `isl` and `osl` on, and ten requests are sent for each of the concurrency. Its warm-up is left out. InputError
+    for a value that is none of its key.
     """
     kind = str(benchmark.get("type") or ("sa-bench" if "isl" in benchmark else "manual"))
     if kind == "custom":

@@ -80,7 +80,8 @@ def other_options() -> OtherOptions:
 
 
 def read_launch_command(text: str, acceptance_fraction: float | str | None = None) -> Reading:
-    """Read how a server is started as a deployment.
+    """Read how a server is started as a deployment. InputError for no such command or several, no model, or a value
+    that its option does not take.
 
     Args:
         text: `vllm serve ...`, `python -m vllm.entrypoints.openai.api_server ...`, `python -m sglang.launch_server ...`
@@ -89,9 +90,6 @@ def read_launch_command(text: str, acceptance_fraction: float | str | None = Non
             folder.
         acceptance_fraction: share of draft tokens that are right, of speculative decoding, which no command says: one
             for all, or one for each position as `0.8,0.6`.
-
-    Raises:
-        InputError: no such command or several, no model, or a value that its option does not take.
     """
     file, variant = _file(text)
     commands, recipe = _commands_in(text, file, variant)
@@ -377,7 +375,6 @@ def _note_container(reading: Reading, engine: str, server: Options, command: Com
 
 
 def _parted(image: str) -> tuple[str, str]:
-    """Return the repository and the tag of a container's image."""
     match = re.fullmatch(r"(.*?)(?::([^:/]*))?", image.partition("@")[0])
     return (match[1], match[2] or "") if match else (image, "")
 
@@ -396,11 +393,7 @@ Started = tuple[str, Options, Command]
 
 def _file(text: str) -> tuple[Path | None, str]:
     """Return the file that a text names, or the values of the Helm chart whose folder it names, None for a command; and
-    the variant of a recipe behind a colon.
-
-    Raises:
-        InputError: the folder holds no chart.
-    """
+    the variant of a recipe behind a colon. InputError where the folder holds no chart."""
     path, match = Path(text), re.fullmatch(r"(\S+\.ya?ml):(.+)", text)
     if match and is_file(Path(match[1])):
         return Path(match[1]), match[2]
@@ -517,6 +510,9 @@ def _typed_options(server: Options, command: Command) -> list[tuple[str, Any]]:
         if not word.startswith("-"):
             named = next((value for name, value in options if name == server.model_option), word)
             if word and named != word:
+                if shell.is_unset(word):
+                    hint = "write it before the command, or leave it out"
+                    raise InputError(f"--from-command: the text does not set {word}", hint)
                 raise InputError(f"--from-command: the command names two models: {named} and {word}", "leave one out")
             options += [(server.model_option, word)] if word else []
             continue

@@ -28,16 +28,13 @@ MOST_VARIANTS, MOST_SHOWN = 1000, 8
 
 def chosen_variant(recipe: dict[str, Any], variant: str, file: str) -> dict[str, Any]:
     """Return the variant of a recipe that is named, or its only one; variants that differ in concurrencies alone are
-    one.
+    one. InputError for several variants, or none of that name.
 
     Args:
         recipe: the file as a table.
         variant: as srt-slurm selects it: `base`, `override_NAME`, `zip_override_NAME[0]`, a pattern of these, or of a
             sweep `NAME=VALUE,...`; empty: none is named.
         file: its name, for errors.
-
-    Raises:
-        InputError: several variants, or none of that name.
     """
     of_overrides = _overridden(recipe) if "base" in recipe else {"": recipe}
     every = {
@@ -167,11 +164,8 @@ FORMATS = {"fp4": ("nvfp4", "mxfp4"), "fp8": ("fp8", "fp8_block"), "bf16": ("bf1
 
 
 def read_recipe(text: str, variant: str = "", file: str = "") -> dict[str, Any]:
-    """Return a recipe, or its variant, in the keys of its first layout; empty where a text is none.
-
-    Raises:
-        InputError: it has several variants and none is named, or not the one that is.
-    """
+    """Return a recipe, or its variant, in the keys of its first layout; empty where a text is none. InputError where it
+    has several variants and none is named, or not the one that is."""
     try:
         recipe = table(parse_yaml(text))
     except yaml.YAMLError:
@@ -202,11 +196,7 @@ def _first_layout(recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def recipe_commands(recipe: Mapping[str, Any]) -> list[Command]:
-    """Return the commands of a recipe's servers.
-
-    Raises:
-        InputError: a number of servers or GPUs that is none.
-    """
+    """Return the commands of a recipe's servers. InputError for a number of servers or GPUs that is none."""
     backend, resources = table(recipe.get("backend")), table(recipe.get("resources"))
     engine = str(backend.get("type", "sglang"))
     options = table(backend.get(f"{engine}_config"))

@@ -102,11 +102,8 @@ def servers_of(proxy: Command) -> list[Command]:
 
 
 def as_pools(readings: Sequence[Reading], roles: Sequence[str]) -> Reading:
-    """Return the servers of a deployment as its pools.
-
-    Raises:
-        InputError: they serve different models, or keep different formats.
-    """
+    """Return the servers of a deployment as its pools. InputError where they serve different models, or keep different
+    formats."""
     first = readings[0]
     deployments: list[dict[str, Any]] = [dict(reading.raw["deployment"]) for reading in readings]
     for name, of in (

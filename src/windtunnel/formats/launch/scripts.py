@@ -50,11 +50,7 @@ NOTHING = Unmodelled()
 
 
 def server_of(engine: EngineSettings) -> Options:
-    """Return the options of an engine's server.
-
-    Raises:
-        InputError: nothing is known of its command.
-    """
+    """Return the options of an engine's server. InputError where nothing is known of its command."""
     known, name = servers(), catalog.spelling("engines", engine.name)
     if name not in known:
         raise InputError(f"no command of {name} is known", f"known: those of {', '.join(known)}")
@@ -426,7 +422,6 @@ def _without(words: Sequence[str], others: Sequence[str]) -> list[str]:
 
 
 def _environment(engine: EngineSettings, unmodelled: Unmodelled = NOTHING) -> dict[str, str]:
-    """Return the variables of a server's environment: its own, below those that say its settings."""
     return dict(unmodelled.variables) | engine_of(engine.name).command_line.write_environment(engine)
 
 

@@ -12,7 +12,11 @@ from fnmatch import fnmatchcase
 from windtunnel.errors import InputError
 
 ASSIGNMENT = re.compile(r"([A-Za-z_]\w*(?:\[@\])?)(\+?)=(.*)", re.DOTALL)
-ARRAY = re.compile(r"(?m)(^|;|&&|\bthen|\belse|\bdo)[ \t]*(\w+)(\+?)=\(([^()]*)\)")
+_IN_ARRAY = r""" "(?:[^"\\]|\\.)*" | '[^']*' | \$\((?:[^()]|\((?:[^()]|\([^()]*\))*\))*\) | [^()"'] """
+ARRAY = re.compile(
+    rf"""(^|;|&&|\bthen|\belse|\bdo)[ \t]*(\w+)(\+?)=\(((?:{_IN_ARRAY.replace(" ", "")})*+|[^()]*)\)""", re.MULTILINE
+)
+"""An array's assignment; parentheses in it are within quotes or `$(...)`."""
 OF_ARRAY = re.compile(r"\$\{(\w+)\[[@*]\]\}")
 VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)(?::?[-=]([^}]*))?\}|(\w+))")
 ARITHMETIC = re.compile(r"\$\(\(((?:[^()]|\([^()]*\))*)\)\)")
@@ -60,6 +64,11 @@ def with_arrays_as_variables(text: str) -> str:
     return ARRAY.sub(lambda at: f"{at[1]} {at[2]}[@]{at[3]}={shlex.quote(' '.join(at[4].split()) + ' ')}", text)
 
 
+def is_unset(word: str) -> bool:
+    """Whether a word of a command is an array or a variable that the text does not set."""
+    return bool(OF_ARRAY.fullmatch(word) or REFERENCE.fullmatch(word))
+
+
 def unfolded(word: str, environment: Environment) -> list[str]:
     """Return a word, or the words of the array that it stands for."""
     match = OF_ARRAY.fullmatch(word)
@@ -67,11 +76,8 @@ def unfolded(word: str, environment: Environment) -> list[str]:
 
 
 def assigned(name: str, text: str, environment: Environment) -> str:
-    """Return the value of a variable or an array that a text is assigned to.
-
-    Raises:
-        InputError: an array with unbalanced quotes, or with too many words.
-    """
+    """Return the value of a variable or an array that a text is assigned to. InputError for an array with unbalanced
+    quotes, or with too many words."""
     value = filled(text, environment)
     if not name.endswith("[@]"):
         return value

@@ -15,7 +15,6 @@ from windtunnel.formats.recognise import FileContent, FileFormat
 
 
 def _is_arguments(file: FileContent) -> bool:
-    """Whether a text has Megatron's arguments, as a command or as a log prints them."""
     return not file.is_json and ("--num-layers" in file.text or "num_layers ..." in file.text)
 
 

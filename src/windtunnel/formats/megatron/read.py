@@ -16,6 +16,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import parse_whole
 from windtunnel.formats.launch.containers import Command, commands_in_script
+from windtunnel.formats.launch.shell import is_unset
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.attention.latent import LatentAttention
 from windtunnel.model.attention.mamba2 import Mamba2
@@ -30,6 +31,8 @@ WORDS: Mapping[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("words.
 """Words of Megatron's arguments -> ours, by subject."""
 RECOMPUTED, _LAUNCHERS = WORDS["recomputed"], WORDS["launchers"]
 _STARTS = {"srun", "mpirun", "mpiexec"}
+_UNSET = "$"
+"""Key of what should have been options, and is not known."""
 _LOG_LINE = re.compile(r"(\w+) \.{2,} (.*?)\s*$")
 
 
@@ -45,16 +48,14 @@ class MegatronJob(NamedTuple):
 
 
 def read_megatron_arguments(text: str, device: str, num_devices: int | None = None, model: Any = None) -> MegatronJob:
-    """Read the job that a command line, script or log of Megatron-LM describes.
+    """Read the job that a command line, script or log of Megatron-LM describes. InputError where an argument is
+    missing, has a wrong value or a variable that is not assigned.
 
     Args:
         text: a shell script or command with Megatron's arguments, or lines `name ...... value` of its log.
         device: device of the job; Megatron does not say.
         num_devices: number of devices in place of the launcher's nnodes x nproc_per_node.
         model: a model of the catalog in place of the one that the arguments describe.
-
-    Raises:
-        InputError: an argument is missing, has a wrong value or a variable that is not assigned.
     """
     of_log = _from_log(text)
     arguments = _Arguments(of_log or _from_shell(text), bool(of_log), model)
@@ -124,13 +125,16 @@ def _num_tasks(launcher: list[str], environment: Mapping[str, str]) -> int:
 
 
 def _options(words: list[str]) -> dict[str, list[str]]:
-    """Return option -> its values; `--name=value` and underscores are understood."""
+    """Return option -> its values; `--name=value` and underscores are understood. Arrays and further variables that the
+    text does not set are apart; files of data may be any number of variables."""
     options: dict[str, list[str]] = {}
-    current: list[str] = []
+    name, current = "", list[str]()
     for word in words:
         if word.startswith("--"):
             name, has_value, value = word[2:].partition("=")
             current = options[name if name in _LAUNCHERS else name.replace("_", "-")] = [value] if has_value else []
+        elif is_unset(word) and (word.endswith("]}") or (current and "path" not in name)):
+            options.setdefault(_UNSET, []).append(word)
         else:
             current.append(word)
     return options
@@ -142,7 +146,7 @@ class _Arguments:
     def __init__(self, options: dict[str, list[str]], is_log: bool, named: Any) -> None:
         self.options, self.is_log, self.named = options, is_log, named
         self.read: set[str] = set()
-        self.notes: list[str] = []
+        self.notes = [f"{word} (the text does not set it)" for word in options.pop(_UNSET, [])]
 
     def unread(self) -> tuple[tuple[str, ...], ...]:
         """Return the arguments without effect, those that are not modelled, and those that are not known.
@@ -156,7 +160,6 @@ class _Arguments:
         return tuple(tuple(sorted(names)) for names in found.values())
 
     def values(self, name: str) -> list[str] | None:
-        """Return the words after an option, or None without the option."""
         self.read.add(name)
         return self.options.get(name)
 
@@ -345,7 +348,6 @@ class _Arguments:
         return pattern
 
     def job(self, device: str, num_devices: int | None) -> TrainingJob:
-        """Return the job, checked as every job is."""
         model = self.model()
         devices, micro_batch = num_devices or self.devices(), self.number("micro-batch-size")
         data_parallel = max(devices // self.model_ranks(), 1)

@@ -255,5 +255,4 @@ def _unsaid(setup: TrainingSetup) -> Iterator[str]:
 
 
 def _word(subject: str, ours: str) -> str | None:
-    """Return Megatron's first word for ours; None where it has none."""
     return next((name for name, value in WORDS[subject].items() if value == ours), None)

@@ -57,10 +57,7 @@ class SimaiOptions(Schema):
 
 def simai_options(options: Mapping[str, Any]) -> SimaiOptions:
     """Return SimAI-Analytical's options from those of a command by name; types give bandwidths that are None.
-
-    Raises:
-        InputError: a type is unknown, a number not above zero, or a ratio not from 0 to 1.
-    """
+    InputError where a type is unknown, a number not above zero, or a ratio not from 0 to 1."""
     values = {name: options[name] for name in ("nics_per_server", "gpus_per_server")}
     values |= {f"{kind}_fraction": options[f"{kind}_overlap"] for kind in ("dp", "ep", "tp", "pp")}
     for field, given, what, name, table in (
@@ -154,11 +151,8 @@ def _efficiency(
 
 
 def collective_ns(call: iteration.Communication, workload: iteration.LayerWorkload, options: SimaiOptions) -> int:
-    """Return the nanoseconds of one collective, as SimAI-Analytical counts them.
-
-    Raises:
-        InputError: the group does not fit whole servers, or the size is beyond its tables.
-    """
+    """Return the nanoseconds of one collective, as SimAI-Analytical counts them. InputError where the group does not
+    fit whole servers, or the size is beyond its tables."""
     ranks = workload.group_size(call.group)
     if ranks <= 1 or call.size_bytes <= 1:
         return 0
@@ -182,11 +176,8 @@ FIRST_LAYER_LINE = 3
 
 
 def run_simai_analytical(workload: iteration.LayerWorkload, options: SimaiOptions | None = None) -> iteration.Iteration:
-    """Price one iteration with SimAI-Analytical's formulas, which know no topology.
-
-    Raises:
-        InputError: a group does not fit whole servers, or a size is beyond SimAI's tables.
-    """
+    """Price one iteration with SimAI-Analytical's formulas, which know no topology. InputError where a group does not
+    fit whole servers, or a size is beyond SimAI's tables."""
     options = options or SimaiOptions()
     per_server = options.gpus_per_server
     if workload.tp % per_server and per_server % workload.tp:
@@ -237,11 +228,8 @@ _NEEDED = ("tp", "ep", "pp", "vpp", "num_microbatches", "num_devices")
 
 
 def read_layers(path: Path) -> iteration.LayerWorkload:
-    """Read the iteration in a workload file.
-
-    Raises:
-        InputError: the file is missing or wrong, or lacks what a network needs; names the line.
-    """
+    """Read the iteration in a workload file. InputError where the file is missing or wrong, or lacks what a network
+    needs; names the line."""
     workload = read_workload(path)
     if workload.policy != TRANSFORMER:
         raise InputError(f"{path}, line 1: the policy {workload.policy} is not run", f"{TRANSFORMER} is")

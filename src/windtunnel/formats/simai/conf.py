@@ -75,11 +75,8 @@ KEYS: Mapping[str, Any] = read_yaml(Path(__file__).with_name("conf.yaml"))
 
 
 def read_simai_conf(path: Path) -> NetworkSettings:
-    """Read the settings of a configuration file, for `compat: simai`.
-
-    Raises:
-        InputError: the file is missing, a key is unknown or a value is wrong; names the file and the line.
-    """
+    """Read the settings of a configuration file, for `compat: simai`. InputError where the file is missing, a key is
+    unknown or a value is wrong; names the file and the line."""
     text = read_text(path)
     if not text.strip():
         raise InputError(f"{path}, line 1: it is empty; a SimAI configuration has a key and its values on each line")

@@ -66,10 +66,7 @@ _OP_CODES = {"all_reduce": 3, "all_gather": 2, "reduce_scatter": 1, "all_to_all"
 
 def flow_table_csv(flows: Flows, op: str, size_bytes: int, algorithm: str) -> Iterator[str]:
     """Yield SimCCL's CSV line by line: every flow with its parents, the ranks that it hears from, and its children.
-
-    Raises:
-        InputError: NCCL has no such algorithm.
-    """
+    InputError where NCCL has no such algorithm."""
     code = getattr(ALGORITHMS.get(algorithm), "NCCL_CODE", None)
     if code is None:
         raise InputError(

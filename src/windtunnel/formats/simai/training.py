@@ -47,11 +47,8 @@ class _Piece:
 
 
 def training_workload(setup: TrainingSetup, seconds: Seconds, device: int = 0) -> SimaiWorkload:
-    """Return the workload of the ranks of one pipeline device; `seconds` prices a task.
-
-    Raises:
-        InputError: there is no such device, or the job sends over groups that SimAI's format has no word for.
-    """
+    """Return the workload of the ranks of one pipeline device; `seconds` prices a task. InputError where there is no
+    such device, or the job sends over groups that SimAI's format has no word for."""
     _check(setup, device)
     rank, degrees = Rank(setup), setup.degrees
     writer = _Writer(setup, rank, seconds)

@@ -94,10 +94,8 @@ def meaning(collective: str, is_weight_gradient: bool) -> tuple[str, str] | None
     """Return (operation, group) of a file's word, or None for NONE.
 
     Operations are `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all` and `broadcast`; groups `tp`, `dp`, `ep`
-    and `dp_ep`. Without a suffix the group is data-parallel for gradients of weights, else tensor-parallel.
-
-    Raises:
-        KeyError: an unknown word.
+    and `dp_ep`. Without a suffix the group is data-parallel for gradients of weights, else tensor-parallel. KeyError
+    for an unknown word.
     """
     if collective == "NONE":
         return None
@@ -108,11 +106,8 @@ def meaning(collective: str, is_weight_gradient: bool) -> tuple[str, str] | None
 
 
 def read_workload(path: Path) -> SimaiWorkload:
-    """Read a workload file of SimAI or AICB, also gzipped.
-
-    Raises:
-        InputError: the file is missing, or a line of it is wrong; names the line.
-    """
+    """Read a workload file of SimAI or AICB, also gzipped. InputError where the file is missing, or a line of it is
+    wrong; names the line."""
     head, *body = read_text(path).rstrip().splitlines() or [""]
     policy, *words = head.split() or [""]
     if not head and not body:

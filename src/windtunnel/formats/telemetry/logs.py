@@ -49,10 +49,8 @@ def is_log(pattern: str) -> Callable[[FileContent], bool]:
 def read_log(path: Path) -> ServerRecord:
     """Read intervals between lines; the time between tokens is that of the running requests over what they gave.
 
-    The logged hit rate is of the last thousand queries, and holds for the interval here.
-
-    Raises:
-        InputError: fewer than two lines.
+    The logged hit rate is of the last thousand queries, and holds for the interval here. InputError for fewer than two
+    lines.
     """
     text = text_of(path)
     if _DRAFTED.search(text):
@@ -113,10 +111,8 @@ def read_sglang_log(path: Path) -> ServerRecord:
 
     Times in the log are whole seconds, so that an interval's length follows from its steps: each gives a token to every
     running request. Where a prompt batch found no request running, the server was idle before it, and the interval
-    tells nothing of the time between tokens.
-
-    Raises:
-        InputError: fewer than two lines on decoding, or a server that speculates.
+    tells nothing of the time between tokens. InputError for fewer than two lines on decoding, or a server that
+    speculates.
     """
     text = text_of(path)
     steps = int(found[1]) if (found := _DECODE_STEPS.search(text)) else DECODE_STEPS

@@ -181,10 +181,8 @@ def scrapes_of(series: Mapping[Any, Sequence[tuple[float, float]]]) -> list[Scra
 def record_of(scrapes: Sequence[Scrape]) -> ServerRecord:
     """Return what happened between scrapes; of a single one, since the server's start.
 
-    Intervals in which a server was restarted, came or went are left out, and a note says so.
-
-    Raises:
-        InputError: no time between scrapes, or none of an engine's metrics.
+    Intervals in which a server was restarted, came or went are left out, and a note says so. InputError for no time
+    between scrapes, or none of an engine's metrics.
     """
     ordered = sorted(scrapes, key=lambda scrape: scrape.time_s)
     last = ordered[-1]
@@ -257,7 +255,6 @@ def _lengths(pairs: Sequence[tuple[Scrape, Scrape]], measure: str) -> Buckets | 
 
 
 def _bucket_counts(before: Scrape, after: Scrape, measure: str, bounds: Sequence[float]) -> Floats:
-    """Return the values of each bucket between two scrapes."""
     ends = [[scrape.buckets.get(measure, {}).get(bound, 0.0) for bound in bounds] for scrape in (before, after)]
     return np.maximum(np.diff(np.subtract(ends[1], ends[0]), prepend=0.0), 0.0)
 
@@ -292,11 +289,8 @@ def read_text_file(path: Path) -> ServerRecord:
 
 
 def read_scrapes(folder: Path) -> ServerRecord:
-    """Read the scrapes of a folder; a note names what is none, as where a scrape has failed.
-
-    Raises:
-        InputError: no scrape, or a file of another kind that is known.
-    """
+    """Read the scrapes of a folder; a note names what is none, as where a scrape has failed. InputError for no scrape,
+    or a file of another kind that is known."""
     scrapes, failed = list[Scrape](), list[InputError]()
     for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
         try:
@@ -365,10 +359,8 @@ def is_grafana(file: FileContent) -> bool:
 def read_grafana(path: Path) -> ServerRecord:
     """Read a table of metrics themselves, a series a column, as "Series joined by time" has them.
 
-    Source: https://grafana.com/docs/grafana/latest/explore/explore-inspector.
-
-    Raises:
-        InputError: its columns are derived from metrics, or its values have units.
+    Source: https://grafana.com/docs/grafana/latest/explore/explore-inspector. InputError where its columns are derived
+    from metrics, or its values have units.
     """
     hint = 'query {__name__=~"vllm:.*"} itself in Explore, and save "Series joined by time" without "Formatted data"'
     lines = FileContent(path).text.removeprefix("\ufeff").removeprefix("sep=,").splitlines()
@@ -394,10 +386,8 @@ def poll(url: str, seconds: float, every_s: float, progress: Callable[[int, int]
     """Scrape a live server for some time, or ask a Prometheus server once, if `url` is a range query or an export.
 
     Scrapes that fail later than the first one, and Ctrl-C once there are two, cost nothing of what was read; notes of
-    the record tell of them. `progress` is called after each scrape with the seconds so far and those in all.
-
-    Raises:
-        InputError: no answer, or one that holds no metrics of an engine.
+    the record tell of them. `progress` is called after each scrape with the seconds so far and those in all. InputError
+    for no answer, or one that holds no metrics of an engine.
     """
     text = answer_of(url)
     if text.lstrip().startswith("{"):
@@ -427,14 +417,12 @@ def poll(url: str, seconds: float, every_s: float, progress: Callable[[int, int]
 
 
 def _scrape_of_answer(text: str, url: str) -> Scrape:
-    """Return the scrape of what a server has just answered."""
     if next(parse_text(text), None) is None:
         raise InputError(f"{url} answers no Prometheus metrics", "is it http://HOST:PORT/metrics?")
     return scrape_text(text, time.time())
 
 
 def _record_of_answer(text: str, url: str) -> ServerRecord:
-    """Return the record of a Prometheus server's answer."""
     documents = documents_of(text)
     if not _are_series(documents):
         raise InputError(f"{url} answers JSON that is no range query", "give .../api/v1/query_range?query=...")

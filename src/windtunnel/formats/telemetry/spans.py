@@ -24,6 +24,8 @@ ATTRIBUTES = {
 seconds."""
 
 
+SERVERS = ("service.name", "gen_ai.response.model")
+"""Attributes that differ where several servers, or a gateway before them, emitted the spans."""
 MOST_LONGER, LEAST_SPAN_S = 100.0, 0.01
 """A request lasts no longer than its span, but for clocks; times in milliseconds are a thousand times as long."""
 
@@ -36,12 +38,10 @@ def has_spans(file: FileContent) -> bool:
 
 
 def read_spans(path: Path) -> ServerRecord:
-    """Read the requests that spans describe; those without token counts or times are passed over.
-
-    Raises:
-        InputError: no such span, or another structure.
-    """
+    """Read the requests that spans describe; those without token counts or times are passed over. InputError for no
+    such span, or another structure."""
     columns: dict[str, list[float]] = {name: [] for name in ("arrival_s", *ATTRIBUTES)}
+    servers: dict[str, set[str]] = {name: set() for name in SERVERS}
     try:
         for arrival_s, lasted_s, attributes in chain.from_iterable(map(_spans, FileContent(path).documents)):
             values = {
@@ -57,10 +57,16 @@ def read_spans(path: Path) -> ServerRecord:
                 continue
             for name, value in {"arrival_s": arrival_s, **values}.items():
                 columns[name].append(float(value or 0.0))
+            for name, known in servers.items():
+                known.update([str(attributes[name])] if attributes.get(name) else ())
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: a span lacks or misstates {error}") from None
     if not columns["arrival_s"]:
         raise InputError(f"{path} has no span of a request", "gen_ai.usage and gen_ai.latency attributes are needed")
+    for name, known in servers.items():
+        if len(known) > 1:
+            several = " and ".join(sorted(known))
+            raise InputError(f"{path} has requests of several servers: {name} is {several}", "give the spans of one")
     return record_of_requests("OpenTelemetry spans", columns)
 
 
@@ -74,13 +80,19 @@ def _holders(document: dict[str, Any]) -> list[dict[str, Any]]:
 
 def _spans(document: dict[str, Any]) -> Iterator[tuple[float, float, dict[str, Any]]]:
     """Yield beginning and duration in seconds, and attributes, of every span."""
-    scopes = chain.from_iterable(holder.get("scopeSpans") or [holder] for holder in _holders(document))
-    for span in chain.from_iterable(scope.get("spans", ()) for scope in scopes):
-        if "startTime" in span:
-            tags = {tag["key"]: tag["value"] for tag in span.get("tags") or ()}
-            yield span["startTime"] * 1e-6, span["duration"] * 1e-6, tags
-            continue
-        begin_ns, end_ns = int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"])
-        # A value stands below its type; OTLP writes 64-bit integers as texts.
-        values = {each["key"]: next(iter(each["value"].values()), None) for each in span.get("attributes") or ()}
-        yield begin_ns * 1e-9, (end_ns - begin_ns) * 1e-9, values
+    for holder in _holders(document):
+        shared = _attributes(holder.get("resource") or {})
+        for span in chain.from_iterable(scope.get("spans", ()) for scope in holder.get("scopeSpans") or [holder]):
+            if "startTime" in span:
+                process = (holder.get("processes") or {}).get(span.get("processID")) or {}
+                tags = {tag["key"]: tag["value"] for tag in span.get("tags") or ()}
+                tags["service.name"] = process.get("serviceName")
+                yield span["startTime"] * 1e-6, span["duration"] * 1e-6, tags
+                continue
+            begin_ns, end_ns = int(span["startTimeUnixNano"]), int(span["endTimeUnixNano"])
+            yield begin_ns * 1e-9, (end_ns - begin_ns) * 1e-9, {**shared, **_attributes(span)}
+
+
+def _attributes(holder: dict[str, Any]) -> dict[str, Any]:
+    """Return the attributes of a span or resource: a value stands below its type, 64-bit integers are texts in OTLP."""
+    return {each["key"]: next(iter(each["value"].values()), None) for each in holder.get("attributes") or ()}

@@ -21,10 +21,7 @@ def write_events(path: Path, about: Mapping[str, Any], events: Iterable[Event]) 
     """Write events, one a line, behind notes for the reader; return their number.
 
     Compressed where `path` ends in `.gz`. The file appears completely or not at all; the same events give the same
-    bytes.
-
-    Raises:
-        InputError: the file cannot be written.
+    bytes. InputError where the file cannot be written.
     """
     encode = msgspec.json.Encoder().encode
     remaining, num_events = iter(events), 0

@@ -39,7 +39,8 @@ def write_timeline(
 
     A longer run is reduced. Successive batches of a thread are drawn as one slice, as many as it takes to bring slices
     and counters under half of `max_events`, or under the part that requests leave; busy time is conserved. Then as many
-    whole requests as fit are shown, evenly spaced in the order of sending.
+    whole requests as fit are shown, evenly spaced in the order of sending. InputError where the file cannot be written,
+    or `max_events` is less than the threads of the run need.
 
     Args:
         path: `*.json` or `*.json.gz`; folders are made, and a file of that name is replaced.
@@ -48,9 +49,6 @@ def write_timeline(
         max_events: upper limit of the number of events.
         about: notes for the file's `otherData`, beside those on what was left out.
         replica_phases: starts of the phases of replicas that come and go (`metrics.fleet.PHASE_COLUMNS`).
-
-    Raises:
-        InputError: the file cannot be written, or `max_events` is less than the threads of the run need.
     """
     plan = plan_timeline(requests, steps, max_events, replica_phases)
     notes = {**(about or {}), **asdict(plan.detail), "sampling": plan.detail.sampling}
@@ -135,7 +133,6 @@ def _slice_events(plan: TimelinePlan) -> Iterator[Event]:
 
 
 def _last_rows(plan: TimelinePlan) -> Ints:
-    """Return the row of the step table of each slice's last batch."""
     return np.asarray(plan.batches.rows[plan.slices.first + plan.slices.num_batches - 1])
 
 
@@ -274,10 +271,7 @@ def write_step_timeline(
     about: Mapping[str, str | float],
 ) -> int:
     """Write the timeline of a step as JSON, compressed where `path` ends in `.gz`; return the number of events.
-
-    Raises:
-        InputError: it cannot be written, or has more events than a browser shows.
-    """
+    InputError where it cannot be written, or has more events than a browser shows."""
     if len(starts) > MAX_EVENTS:
         raise InputError(
             f"the step has {len(starts):,} passes; a timeline shows at most {MAX_EVENTS:,}",

@@ -5,7 +5,6 @@ from windtunnel.formats.torchtitan.read import changed_keys, read_job
 
 
 def _is_job(file: FileContent) -> bool:
-    """Whether a TOML has torchtitan's sections."""
     return "[training]" in file.text and "[model]" in file.text and "flavor" in file.text
 
 

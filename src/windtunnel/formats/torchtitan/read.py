@@ -22,11 +22,8 @@ CHUNKS_OF_A_LOOP = 2
 
 
 def read_job(path: Path, launch: JobLaunch) -> tuple[TrainingJob, tuple[str, ...]]:
-    """Read a job and the keys that were ignored.
-
-    Raises:
-        InputError: the file is no TOML, has a value that is not known, or leaves one open that `launch` does not give.
-    """
+    """Read a job and the keys that were ignored. InputError where the file is no TOML, has a value that is not known,
+    or leaves one open that `launch` does not give."""
     try:
         raw = tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as error:

@@ -117,11 +117,9 @@ class VidurMemory:
 def plan_memory(config: VidurConfig) -> VidurMemory:
     """Plan KV blocks as Vidur does (`vidur/scheduler/utils/memory_planner.py`, `vidur/utils/param_counter.py`).
 
-    Only attention and MLP have weights. A request takes the keys of all layers even where stages share them; the
-    factor of the number of stages makes up for it. The blocks hold a whole number of requests of the longest length.
-
-    Raises:
-        InputError: the degrees do not divide the model, or nothing fits.
+    Only attention and MLP have weights. A request takes the keys of all layers even where stages share them; the factor
+    of the number of stages makes up for it. The blocks hold a whole number of requests of the longest length.
+    InputError where the degrees do not divide the model, or nothing fits.
     """
     tp, pp, longest = config.tensor_parallel_size, config.num_pipeline_stages, config.max_tokens or 4096
     if config.num_q_heads % tp or config.embedding_dim % tp or config.num_layers % pp:
@@ -175,12 +173,10 @@ class OperatorTables:
 def read_tables(path: Path, granularity: int = 64) -> OperatorTables:
     """Read Vidur's prediction tables from an `.npz` of arrays in milliseconds.
 
-    Arrays: `NAME` with its tokens (or batch sizes) in `NAME__x`; `attn_prefill` [kv, chunk] and `attn_decode`
-    [batch, kv] with their axes in `attn_prefill_kv`, `attn_prefill_chunk`, `attn_decode_bs`, `attn_decode_kv`;
-    `granularity` is the number of tokens between two entries of the kv axes.
-
-    Raises:
-        InputError: the file is not such an archive, an array is missing, or an axis has gaps.
+    Arrays: `NAME` with its tokens (or batch sizes) in `NAME__x`; `attn_prefill` [kv, chunk] and `attn_decode` [batch,
+    kv] with their axes in `attn_prefill_kv`, `attn_prefill_chunk`, `attn_decode_bs`, `attn_decode_kv`; `granularity` is
+    the number of tokens between two entries of the kv axes. InputError where the file is not such an archive, an array
+    is missing, or an axis has gaps.
     """
     try:
         with np.load(path) as archive:
@@ -224,10 +220,7 @@ def read_requests(path: Path, first_arrival_s: float = 0.0) -> RequestArrays:
     """Read the requests of `request_metrics.csv` (or the same columns as Parquet).
 
     Vidur writes the time between arrivals, so the first one's is not in the file. Lengths are those at arrival, also of
-    restarted requests.
-
-    Raises:
-        InputError: the file cannot be read, or a column is missing.
+    restarted requests. InputError where the file cannot be read, or a column is missing.
     """
     names = ("request_inter_arrival_delay", "request_num_prefill_tokens", "request_num_decode_tokens")
     gaps_s, prefill_tokens, decode_tokens = request_metrics(path, names)
@@ -276,10 +269,8 @@ class VidurFile:
 def operator_tables(path: Path, name: str = "vidur") -> list[MeasurementTable]:
     """Return the operators of `mlp.csv`, `attention.csv`, `all_reduce.csv` or `send_recv.csv` as measured tables.
 
-    `name` is the name of the device, for the tables' source.
-
-    Raises:
-        InputError: the file cannot be read, or is none of these.
+    `name` is the name of the device, for the tables' source. InputError where the file cannot be read, or is none of
+    these.
     """
     file = VidurFile(read_columns(path))
     if _has(file, "mlp_up_proj"):

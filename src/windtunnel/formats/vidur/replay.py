@@ -31,7 +31,8 @@ def replay(
     fuses_steps: bool = True,
     keeps_trail: bool = False,
 ) -> LoopRun:
-    """Simulate `requests` under the scheduler, cluster and memory plan of `config`.
+    """Simulate `requests` under the scheduler, cluster and memory plan of `config`. InputError for an unknown scheduler
+    or router, or a batch outside the tables.
 
     Args:
         config, tables, requests: as `windtunnel.formats.vidur.read` reads them.
@@ -39,9 +40,6 @@ def replay(
             lose the blocks of FasterTransformer requests that end before their batch.
         fuses_steps: take equal decode steps at once; changes the step table, not the times.
         keeps_trail: also return the contents of every batch.
-
-    Raises:
-        InputError: an unknown scheduler or router, or a batch outside the tables.
     """
     plan = pool_plan(config, replicates_bugs, fuses_steps)
     is_random = plan.settings.router == codes.ASSIGNED
@@ -51,11 +49,8 @@ def replay(
 
 
 def pool_plan(config: read.VidurConfig, replicates_bugs: bool, fuses_steps: bool) -> PoolPlan:
-    """Return the cluster of `config` as the loop takes it; look-up tables price its steps.
-
-    Raises:
-        InputError: an unknown scheduler or router, or nothing fits in memory.
-    """
+    """Return the cluster of `config` as the loop takes it; look-up tables price its steps. InputError for an unknown
+    scheduler or router, or nothing fits in memory."""
     check_known(config.scheduler, SCHEDULERS, f"Vidur has no replica scheduler {config.scheduler!r}")
     check_known(config.router, ROUTERS, f"Vidur has no global scheduler {config.router!r}")
     memory, stages = read.plan_memory(config), config.num_pipeline_stages
@@ -87,10 +82,8 @@ def stage_tables(config: read.VidurConfig, tables: read.OperatorTables) -> Stage
     """Sum a layer's operators to a pipeline stage, by Vidur's formula (`ExecutionTime.total_time`).
 
     stage = layers / stages x (attention + MLP + add) + send_recv + host, with two all-reduces a layer, each with a
-    launch overhead on the host and a skew that grows with tp^1.25.
-
-    Raises:
-        InputError: tensor or pipeline parallelism needs a table that is missing.
+    launch overhead on the host and a skew that grows with tp^1.25. InputError where tensor or pipeline parallelism
+    needs a table that is missing.
     """
     tp, pp = config.tensor_parallel_size, config.num_pipeline_stages
     layers = config.num_layers / pp
@@ -134,6 +127,5 @@ def _host_step_s(tables: read.OperatorTables) -> Floats:
 
 
 def _sum(arrays: list[Floats]) -> Floats:
-    """Return the sum, as long as the shortest array."""
     shortest = min(len(array) for array in arrays)
     return np.asarray(np.sum([array[:shortest] for array in arrays], axis=0))

@@ -52,13 +52,10 @@ def version() -> str:
 
 
 class VllmEngine:
-    """An `LLMEngine` of vLLM with random weights for a config.json.
+    """An `LLMEngine` of vLLM with random weights for a config.json. InputError where vLLM is not installed.
 
     Args:
         now: clock on which the parts of a step are timed.
-
-    Raises:
-        InputError: vLLM is not installed.
     """
 
     def __init__(

@@ -61,14 +61,12 @@ class Outcome:
 
 
 def run_experiment(experiment: schema.Experiment, results: Path, resume: bool = False) -> Outcome:
-    """Run one experiment and write its folder `{label}_{mode}_{timestamp}` below `results`.
+    """Run one experiment and write its folder `{label}_{mode}_{timestamp}` below `results`. InputError where the
+    experiment cannot run on this machine, or a profiler is missing; WindtunnelError where the run failed; its folder
+    holds the log.
 
     Args:
         resume: return a finished run of an equal experiment, if there is one.
-
-    Raises:
-        InputError: the experiment cannot run on this machine, or a profiler is missing.
-        WindtunnelError: the run failed; its folder holds the log.
     """
     if resume and (outcome := finished_run(experiment, results)) is not None:
         return outcome
@@ -156,7 +154,6 @@ def commands(experiment: schema.Experiment, folder: Path) -> list[list[str]]:
 
 
 def _filled(name: str, **fields: Any) -> list[str]:
-    """Return the words of a profiler's command line."""
     return [word.format(**fields) for word in COMMANDS[name]]
 
 

@@ -290,7 +290,6 @@ def _vllm_engine(experiment: Experiment, folder: Path | None, has_text: bool) ->
 
 
 def _numbered(texts: Sequence[str]) -> str:
-    """Join the answers' texts, each under the number of its request."""
     return "\n\n".join(f"--- request {number}\n{text}" for number, text in enumerate(texts)) + "\n"
 
 

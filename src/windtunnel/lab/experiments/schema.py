@@ -90,21 +90,14 @@ class Experiment(schema.Schema):
 
 def load_experiment(path: Path | None, changes: Mapping[str, Any]) -> Experiment:
     """Load the experiment in a YAML file with `changes` (dotted paths) over it; without a file, of the changes alone.
-
-    Raises:
-        InputError: names the field that is wrong or missing.
-    """
+    InputError names the field that is wrong or missing."""
     (experiment,) = load_sweep(path, changes, {})
     return experiment
 
 
 def load_sweep(path: Path | None, changes: Mapping[str, Any], sweep: Mapping[str, tuple[Any, ...]]) -> list[Experiment]:
     """Load the experiment of `load_experiment` at every combination of a sweep's values, the last field changing
-    fastest.
-
-    Raises:
-        InputError: names the field that is wrong or missing.
-    """
+    fastest. InputError names the field that is wrong or missing."""
     raw = schema.read_table(path, "an experiment", "model: path/to/model") if path is not None else {}
     experiments = []
     for values in itertools.product(*sweep.values()):
@@ -134,11 +127,8 @@ PRESETS: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
 
 
 def parse_sweep(text: str) -> dict[str, tuple[Any, ...]]:
-    """Parse `batch_size:1,2,4;max_tokens:50,100` into field -> values.
-
-    Raises:
-        InputError: another form, a field that experiments do not have, or one that stands twice.
-    """
+    """Parse `batch_size:1,2,4;max_tokens:50,100` into field -> values. InputError for another form, a field that
+    experiments do not have, or one that stands twice."""
     fields: dict[str, tuple[Any, ...]] = {}
     known = [name for name in Experiment.__struct_fields__ if not name.endswith("_options")]
     for part in filter(None, (piece.strip() for piece in text.split(";"))):

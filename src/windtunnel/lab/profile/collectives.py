@@ -107,11 +107,7 @@ def time_collectives(plan: CollectivesPlan, notify: Callable[[str], None]) -> li
 
 def time_collectives_on_ray(plan: CollectivesPlan, notify: Callable[[str], None]) -> list[TimedCollective]:
     """Time the plan's collectives on a running Ray cluster (`ray start`), with `workers_per_node` on each node.
-
-    Raises:
-        MissingExtraError: ray is not installed.
-        InputError: no cluster is running here, or it is too small.
-    """
+    MissingExtraError where ray is not installed; InputError where no cluster is running here, or it is too small."""
     ray = import_extra("ray", "ray")
     _check_backend(plan, one_host=False)
     try:

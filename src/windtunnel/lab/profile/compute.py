@@ -115,9 +115,7 @@ class Stepper(Protocol):
         """Execute and time one step, with repeats."""
         ...
 
-    def fits(self, shape: StepShape) -> bool:
-        """Whether it can execute a step."""
-        ...
+    def fits(self, shape: StepShape) -> bool: ...
 
 
 @dataclass(frozen=True)

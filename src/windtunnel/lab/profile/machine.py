@@ -29,11 +29,8 @@ MEMORY_TOLERANCE = 0.1
 
 
 def device_of(name: str, torch_device: str, clock: str) -> Device:
-    """Return the device called `name`: from the catalog, else this machine with rates measured here.
-
-    Raises:
-        InputError: the name is not a slug, or names a device of the catalog that this machine does not have.
-    """
+    """Return the device called `name`: from the catalog, else this machine with rates measured here. InputError where
+    the name is not a slug, or names a device of the catalog that this machine does not have."""
     if name in catalog.names("devices"):
         device = catalog.device(name)
         if torch_device == "cpu" and device.architecture != CPU:

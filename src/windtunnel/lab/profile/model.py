@@ -62,11 +62,8 @@ class LayerFlow:
 
 
 def check_profilable(shard: Shard) -> None:
-    """Raise InputError where the torch forward lacks operators.
-
-    Raises:
-        InputError: a format that is not a float type of torch, or attention without softmax.
-    """
+    """Raise InputError where the torch forward lacks operators. InputError for a format that is not a float type of
+    torch, or attention without softmax."""
     precision = shard.precision
     formats = {precision.weights, precision.attention_format, precision.experts_format, precision.lm_head}
     formats |= {precision.attention_output_format}

@@ -21,7 +21,6 @@ from windtunnel.lab.profile import machine
 from windtunnel.lab.profile.attention import attention_version, check_attention
 from windtunnel.lab.profile.collectives import CollectivesPlan, TimedCollective, collective_tables
 from windtunnel.lab.profile.compute import ComputePlan, Stepper, measure_steps, operator_tables
-from windtunnel.lab.profile.overheads import write_overheads
 from windtunnel.lab.profile.samples import Journal, MeasuredStep, read_journal, without_event_cost
 from windtunnel.lab.profile.torch_steps import require_torch, torch_steppers
 from windtunnel.lab.profile.vllm_steps import vllm_steppers
@@ -34,7 +33,61 @@ from windtunnel.model.shape import ModelSpec, Shard, operator_types
 from windtunnel.pricing.profile import profile_provenance, write_profile
 from windtunnel.pricing.table import MeasurementTable
 from windtunnel.schema import yaml_text
+from windtunnel.serving.calibration import Calibration, Provenance
+from windtunnel.serving.deployment import HostOverheads
 from windtunnel.serving.scenario import check_parallelism
+
+CALIBRATION = "calibration.yaml"
+
+
+def fit_overheads(steps: Sequence[EngineStep]) -> HostOverheads:
+    """Fit seconds per step and per request: a line through the medians by batch size, neither term below zero.
+
+    With a single batch size, all of the time counts as time per step.
+    """
+    by_batch = _by_batch(steps)
+    sizes = np.array([*by_batch])
+    medians = np.array([np.median([step.host_s for step in here]) for here in by_batch.values()])
+    terms = np.column_stack([np.ones(sizes.size), sizes]) / medians[:, None]
+    step_s, request_s = np.linalg.lstsq(terms, np.ones(sizes.size), rcond=None)[0] if sizes.size > 1 else (0.0, -1.0)
+    if request_s < 0:
+        step_s, request_s = np.median(medians), 0.0
+    elif step_s < 0:
+        step_s, request_s = 0.0, np.median(medians / sizes)
+    return HostOverheads(step_s=float(step_s), request_s=float(request_s), first_token_s=0.0)
+
+
+def _by_batch(steps: Sequence[EngineStep]) -> dict[int, list[EngineStep]]:
+    sizes = sorted({len(step.scheduled) for step in steps})
+    return {size: [step for step in steps if len(step.scheduled) == size] for size in sizes}
+
+
+def medians_by_batch(steps: Sequence[EngineStep]) -> list[tuple[float, ...]]:
+    """Return (requests, steps, schedule, prepare, process) for every batch size: medians in seconds."""
+    parts = ("schedule_s", "prepare_s", "process_s")
+    return [
+        (size, len(here), *(float(np.median([getattr(step, part) for step in here])) for part in parts))
+        for size, here in _by_batch(steps).items()
+    ]
+
+
+def write_overheads(folder: Path, about: Mapping[str, str], model: str, steps: Sequence[EngineStep]) -> None:
+    """Write the overheads of an engine as a calibration that `--calibration` takes."""
+    calibration = Calibration(
+        engine=about["engine"],
+        device=about["device"],
+        host=fit_overheads(steps),
+        provenance=Provenance(
+            fitted_on=f"{len(steps)} steps of {about['engine']} {about['engine_version']} on this machine",
+            num_runs=1,
+            num_configurations=1,
+            models=(model,),
+            versions=(about["engine_version"],),
+            devices=(about["device"],),
+        ),
+    )
+    write_text(folder / CALIBRATION, yaml_text(calibration))
+
 
 OVERHEAD_CONTEXT = 128
 """Tokens of each request where the host alone is measured; its work does not depend on the context."""
@@ -74,12 +127,10 @@ def profile_compute(
     """Measure the operators of `model` under each tensor-parallel split, on one device, and write them to `folder`.
 
     What the folder holds of the same measurement is kept and not measured again; other models' operators stay too.
+    InputError where torch, the device, the split or the model cannot be measured, or the folder holds something else.
 
     Args:
         device_name: a device of the catalog, or a new name for this machine.
-
-    Raises:
-        InputError: torch, the device, the split or the model cannot be measured, or the folder holds something else.
     """
     check_known(plan.engine, ENGINES, f"operators of {plan.engine!r} cannot be measured", "torch or vllm")
     torch_device = require_torch(plan.torch_device)
@@ -162,11 +213,8 @@ def profile_overheads(
     folder: Path,
     batches: Sequence[int],
 ) -> list[EngineStep]:
-    """Measure the host's share of an engine's decode steps; writes `calibration.yaml`.
-
-    Raises:
-        InputError: the engine is unknown or not installed, or the model has no config.json.
-    """
+    """Measure the host's share of an engine's decode steps; writes `calibration.yaml`. InputError where the engine is
+    unknown or not installed, or the model has no config.json."""
     known = engines_with("start_stepped")
     check_known(engine, known, f"overheads of {engine!r} cannot be measured")
     if config is None:

@@ -144,12 +144,10 @@ class Repeats:
 
 class Journal:
     """The steps measured so far, a line of JSON each, so that an interrupted profile goes on where it stopped.
+    InputError where the file belongs to another measurement, or is broken.
 
     Args:
         about: the measured model and method; a journal of something else is refused.
-
-    Raises:
-        InputError: the file belongs to another measurement, or is broken.
     """
 
     def __init__(self, path: Path, about: Mapping[str, str]) -> None:

@@ -55,10 +55,7 @@ def _no_mark(_name: str) -> None:
 
 def timed_forward(forward: Forward, clock: str) -> Callable[[], dict[str, list[float]]]:
     """Return a function that runs the forward with timers inside; it returns the seconds of each operator's executions.
-
-    Raises:
-        InputError: the clock needs a CUDA graph, and the forward cannot be captured as one.
-    """
+    InputError where the clock needs a CUDA graph, and the forward cannot be captured as one."""
     if clock == "cuda_graph":
         watch = cuda_stopwatch(in_graph=True, mark_s=event_cost_s(in_graph=True))
         replay = captured(lambda: forward(watch.mark))
@@ -129,10 +126,7 @@ MOST_CACHED_TOKENS = {"cpu": 1 << 16, "cuda": 1 << 19}
 
 def torch_steppers(shard: Shard, plan: ComputePlan, cache_bytes: int, memory_bytes: int) -> Iterator[TorchStepper]:
     """Yield a stepper for every group of layers of the shard; their weights exceed `cache_bytes` where memory allows.
-
-    Raises:
-        InputError: a single layer does not fit.
-    """
+    InputError where a single layer does not fit."""
     torch_model.check_profilable(shard)
     if plan.attention != "sdpa" and not all(
         isinstance(group.attention, GroupedQueryAttention) and not group.attention.window_tokens

@@ -127,10 +127,7 @@ def hook_cost_s(now: Callable[[], float]) -> float:
 
 def sharded_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
     """Return the config of a model as large as one of `tp` shards: fewer heads, narrower layers, smaller vocabulary.
-
-    Raises:
-        InputError: the split does not divide it.
-    """
+    InputError where the split does not divide it."""
     shard_config = dict(config)
     heads = int(shard_config["num_attention_heads"])
     shard_config.setdefault("head_dim", int(shard_config["hidden_size"]) // heads)
@@ -145,11 +142,8 @@ def sharded_config(config: Mapping[str, Any], tp: int) -> dict[str, Any]:
 
 
 def vllm_steppers(shard: Shard, plan: ComputePlan, host: list[EngineStep]) -> Iterator[VllmStepper]:
-    """Yield the stepper of a vLLM engine that holds one shard; its steps without timers are added to `host`.
-
-    Raises:
-        InputError: the model has layers of several kinds, or no config.json.
-    """
+    """Yield the stepper of a vLLM engine that holds one shard; its steps without timers are added to `host`. InputError
+    where the model has layers of several kinds, or no config.json."""
     check_profilable(shard)
     if plan.config is None:
         raise InputError(f"vLLM needs the config.json of {shard.model.name}", "give its path as --model")

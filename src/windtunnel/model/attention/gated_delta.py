@@ -71,7 +71,6 @@ class GatedDeltaAttention(Schema, Recurrence, tag="gated_delta", tag_field="type
 
     @classmethod
     def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "GatedDeltaAttention":
-        """Return the linear attention of a layer."""
         num_key_heads = reader.count("linear_num_key_heads")
         num_value_heads = reader.count("linear_num_value_heads")
         reader.check_multiple("linear_num_value_heads", num_value_heads, "linear_num_key_heads", num_key_heads)

@@ -223,7 +223,6 @@ class SharedHeads(Schema, Attention):
 
     @property
     def _kv_columns(self) -> int:
-        """Outputs of the matrices of keys and values."""
         width = self.head_dim + (0 if self.values_are_keys else self._value_width)
         return 0 if self.shares_kv else self.num_kv_heads * width
 
@@ -269,7 +268,6 @@ class SharedHeads(Schema, Attention):
         yield shard.attention_gemm("o_proj", num_tokens, width, self.num_heads // shard.tp * self._value_width)
 
     def rank_kv_heads(self, tp: int) -> int:
-        """Return the key/value heads of one of `tp` ranks."""
         return max(self.num_kv_heads // tp, 1)
 
     @property

@@ -232,7 +232,6 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
 
     @classmethod
     def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "LatentAttention":
-        """Return the attention of a layer."""
         num_heads = reader.count("num_attention_heads")
         width = reader.count("hidden_size") // num_heads if reader.architecture.split_values else None
         nope, rope = reader.count("qk_nope_head_dim"), reader.count("qk_rope_head_dim", minimum=0)
@@ -300,7 +299,6 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         return queries + pooling + hidden_size * (self.indexer.head_dim + self.indexer.num_heads)
 
     def _index_inputs(self, hidden_size: int) -> int:
-        """Return the values from which an indexer's queries are projected."""
         return hidden_size if self.indexer and self.indexer.from_hidden else self.q_lora_rank or 0
 
     def norm_parameters(self) -> int:

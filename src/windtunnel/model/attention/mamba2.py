@@ -124,7 +124,6 @@ class Mamba2(Schema, Recurrence, tag="mamba2", tag_field="type"):
 
     @classmethod
     def read(cls, reader: ConfigReader, index: int, layer_type: str) -> "Mamba2":
-        """Return the recurrence of a layer."""
         # Models of Mamba-2 alone have no other heads.
         heads, width = ("num_heads", "head_dim") if reader.architecture.only else ("mamba_num_heads", "mamba_head_dim")
         num_heads, num_groups = reader.count(heads), reader.count("n_groups")

@@ -27,7 +27,6 @@ class DenseFeedForward(Schema, FeedForward, tag="dense", tag_field="type"):
 
     @classmethod
     def read(cls, reader: ConfigReader) -> "DenseFeedForward":
-        """Return the dense feed-forward of a config."""
         architecture = reader.architecture
         multiple = reader.count("expansion_ratio", default=architecture.width_multiple or 0, minimum=0)
         width = reader.count(

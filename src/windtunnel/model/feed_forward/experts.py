@@ -179,7 +179,6 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
 
     @classmethod
     def read(cls, reader: ConfigReader) -> "ExpertsFeedForward":
-        """Return the experts of a config."""
         architecture = reader.architecture
         num_experts = reader.count("num_local_experts")
         chosen = reader.count("num_experts_per_tok")
@@ -226,7 +225,6 @@ class ExpertsFeedForward(Schema, FeedForward, tag="experts", tag_field="type"):
         )
 
     def expert_parameters(self, hidden_size: int) -> int:
-        """Count the parameters of one routed expert."""
         return matrix_parameters(self.latent_size or hidden_size, self.intermediate_size, self.gated, self.bias)
 
     def weight_bits(self, shard: Shard) -> float:

@@ -80,9 +80,7 @@ def lora_sites(shard: Shard) -> list[LoraSite]:
     """Return the projections that have adapters.
 
     Every rank keeps A of a projection split by outputs and B of one split by inputs, unless they are fully sharded.
-
-    Raises:
-        InputError: the model has none of the projections.
+    InputError where the model has none of the projections.
     """
     lora, tp = shard.lora, shard.tp
     assert lora is not None

@@ -81,7 +81,6 @@ def full_between_switches(fabric: Fabric, times: FlowTimes) -> bool:
 
 
 def _full_between_servers(fabric: Fabric, times: FlowTimes) -> bool:
-    """Whether any link of a switch between servers was full."""
     of_switch = (fabric.kind[fabric.link_a] == NodeKind.SWITCH) | (fabric.kind[fabric.link_b] == NodeKind.SWITCH)
     return bool(times.link_was_full[np.repeat(of_switch, 2)].any())
 
@@ -95,9 +94,7 @@ def hashed_ring_seconds(
     link that never fills changes nothing: the other links decide the allocation. So classes are formed by these alone,
     one connection of each is run, and then a check makes sure that no link between switches ever had more load than it
     carries. None where a link between servers fills, paths have several lengths or few connections are equivalent.
-
-    Raises:
-        InputError: ranks are not connected.
+    InputError where ranks are not connected.
     """
     classes = ring_classes(fabric, rings, settings, between_switches(fabric))
     if 2 * len(classes.before) > rings.order.size:

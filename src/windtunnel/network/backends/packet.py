@@ -63,14 +63,11 @@ class PacketTimes(FlowTimes):
 def simulate_packets(
     fabric: Fabric, flows: Flows, settings: NetworkSettings, packet: PacketSettings | None = None
 ) -> PacketTimes:
-    """Time flows packet by packet.
+    """Time flows packet by packet. InputError where ends are not connected, the settings do not fit the fabric, or the
+    run exceeds a limit of time; WindtunnelError where flows wait for each other, or pauses do.
 
     Args:
         packet: transport, congestion control and buffers; `settings.packet` where left out.
-
-    Raises:
-        InputError: ends are not connected, the settings do not fit the fabric, or the run exceeds a limit of time.
-        WindtunnelError: flows wait for each other, or pauses do.
     """
     check_size(flows=len(flows), packets=float(flows.size_bytes.sum(dtype=np.float64)) / settings.payload_bytes)
     packet = packet or packets_of(settings)

@@ -42,11 +42,8 @@ def check_operation(op: str) -> None:
 
 
 def bus_factor(op: str, num_ranks: int) -> float:
-    """Return bus bandwidth over algorithm bandwidth, as nccl-tests defines them (doc/PERFORMANCE.md).
-
-    Raises:
-        InputError: there is no such collective.
-    """
+    """Return bus bandwidth over algorithm bandwidth, as nccl-tests defines them (doc/PERFORMANCE.md). InputError where
+    there is no such collective."""
     check_operation(op)
     rounds = _BUS_ROUNDS[op]
     return rounds * ((num_ranks - 1) / num_ranks) if rounds else 1.0

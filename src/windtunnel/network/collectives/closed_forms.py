@@ -103,14 +103,12 @@ class ClosedForm:
 def closed_form(
     op: str, size_bytes: float, ranks: Ranks, algorithm: str = "auto", protocol: str = "auto"
 ) -> tuple[float, str, str]:
-    """Return seconds, algorithm and protocol that NCCL would take: those that its model finds fastest.
+    """Return seconds, algorithm and protocol that NCCL would take: those that its model finds fastest. InputError where
+    the ranks have no link that it needs, or NCCL has no such algorithm or protocol there.
 
     Args:
         size_bytes: as nccl-tests counts: the whole buffer; of an all-to-all, what one rank holds.
         algorithm: only this one, as NCCL_ALGO has it; `protocol` likewise, as NCCL_PROTO.
-
-    Raises:
-        InputError: the ranks have no link that it needs, or NCCL has no such algorithm or protocol there.
     """
     check_operation(op)
     if ranks.per_server > 1 and ranks.scale_up_bytes_per_s <= 0:
@@ -242,11 +240,8 @@ def chosen_gpus(fabric: Fabric, ranks: int | Sequence[int]) -> NDArray[np.int32]
 
 
 def place_of(fabric: Fabric, gpus: NDArray[np.int32]) -> Ranks:
-    """Return how the ranks lie over servers, and the slowest bandwidths among them.
-
-    Raises:
-        InputError: servers hold different numbers of them.
-    """
+    """Return how the ranks lie over servers, and the slowest bandwidths among them. InputError where servers hold
+    different numbers of them."""
     _, per_server = np.unique(fabric.server[gpus], return_counts=True)
     if len(np.unique(per_server)) > 1:
         raise InputError(

@@ -59,11 +59,8 @@ class _Stretch:
 def ring_seconds(
     fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int, settings: NetworkSettings, packet: PacketSettings
 ) -> float | None:
-    """Return when a ring collective is complete; None where no stretch can stand for all others.
-
-    Raises:
-        InputError: the stretch has more packets than a limit of time allows.
-    """
+    """Return when a ring collective is complete; None where no stretch can stand for all others. InputError where the
+    stretch has more packets than a limit of time allows."""
     is_in_server = np.ptp(fabric.server[rings.order[0]]) == 0
     if settings.routing != "ecmp" or packet.every_flow or is_in_server or _chooses_nic(fabric, rings):
         return None

@@ -54,11 +54,8 @@ class TokenTraffic:
 
 
 def run_expert_all_to_all(fabric: Fabric, traffic: TokenTraffic, ranks: int | list[int]) -> CollectiveRun:
-    """Return the time of a dispatch or combine; the size is what DeepEP counts, so size by time is its GB/s.
-
-    Raises:
-        InputError: the traffic does not fit the ranks, or the servers have no network.
-    """
+    """Return the time of a dispatch or combine; the size is what DeepEP counts, so size by time is its GB/s. InputError
+    where the traffic does not fit the ranks, or the servers have no network."""
     gpus = chosen_gpus(fabric, ranks)
     place = place_of(fabric, gpus)
     _check(traffic, place)

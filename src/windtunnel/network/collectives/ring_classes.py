@@ -49,11 +49,8 @@ class Classes:
 
 
 def ring_seconds(fabric: Fabric, rings: Rings, chunk_bytes: int, num_steps: int, settings: NetworkSettings) -> float:
-    """Return when the last step of a ring collective is complete, at flow level.
-
-    Raises:
-        InputError: so few connections are equivalent that too many flows would be simulated.
-    """
+    """Return when the last step of a ring collective is complete, at flow level. InputError where so few connections
+    are equivalent that too many flows would be simulated."""
     classes = ring_classes(fabric, rings, settings)
     num_classes, period = len(classes.before), _longest_cycle(classes.before)
 
@@ -123,11 +120,8 @@ def class_flows(classes: Classes, chunk_bytes: int, num_steps: int) -> Flows:
 
 
 def together_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) -> float:
-    """Return when the last of flows that wait for nothing is complete, at flow level.
-
-    Raises:
-        InputError: ends are not connected.
-    """
+    """Return when the last of flows that wait for nothing is complete, at flow level. InputError where ends are not
+    connected."""
     crossing = _crossing(fabric, flows, settings)
     label = np.unique(np.column_stack([flows.size_bytes, flows.start_s]), axis=0, return_inverse=True)[1].ravel()
     label, link_label = _stable(crossing, label.astype(np.int64), lambda labels: labels)
@@ -147,13 +141,10 @@ def together_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings) ->
 def ring_classes(
     fabric: Fabric, rings: Rings, settings: NetworkSettings, never_full: NDArray[np.bool_] | None = None
 ) -> Classes:
-    """Return the equivalence classes of a ring's connections.
+    """Return the equivalence classes of a ring's connections. InputError where ranks are not connected.
 
     Args:
         never_full: (2 x num_links,) links that make no difference between connections.
-
-    Raises:
-        InputError: ranks are not connected.
     """
     shape = rings.order.shape
     flows = ring_connections(rings)

@@ -124,11 +124,8 @@ def _shifted(ranks: Ids, num_servers: int) -> Ids:
 
 
 def by_server(ranks: Ids, num_servers: int) -> Ids:
-    """Reshape `ranks` to (num_servers, ranks_per_server).
-
-    Raises:
-        InputError: the ranks do not spread evenly over the servers.
-    """
+    """Reshape `ranks` to (num_servers, ranks_per_server). InputError where the ranks do not spread evenly over the
+    servers."""
     if num_servers < 1 or len(ranks) % num_servers:
         raise InputError(f"{len(ranks)} ranks do not spread evenly over {num_servers} servers")
     return np.asarray(ranks, np.int32).reshape(num_servers, -1)

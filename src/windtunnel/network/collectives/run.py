@@ -58,7 +58,8 @@ def run_collective(
     choices: CollectiveChoices | None = None,
     traffic_bytes: NDArray[np.int64] | None = None,
 ) -> CollectiveRun:
-    """Return one collective with its algorithm and time.
+    """Return one collective with its algorithm and time. InputError for no such operation, backend or ranks, or where
+    the fabric does not connect them or the choices do not fit.
 
     Args:
         op: `all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast` or `send_recv`.
@@ -67,9 +68,6 @@ def run_collective(
         backend: name of the network backend.
         traffic_bytes: (n, n) from each rank to each other, where an all-to-all moves its own number between every pair,
             as tokens for experts do; the diagonal moves nothing, and `size_bytes` is the most that a rank sends.
-
-    Raises:
-        InputError: no such operation, backend or ranks, the fabric does not connect them, or the choices do not fit.
     """
     settings, choices = settings or NetworkSettings(), choices or CollectiveChoices()
     check_operation(op)
@@ -233,13 +231,11 @@ def run_groups(
     """Return when a collective has completed in several groups that run it at the same time; 0 where nothing moves.
 
     Groups inside servers of their own do not meet, so one stands for all. In closed form one always does. Algorithm and
-    protocol are those of `run_collective`; with `compat: simai` those of SimAI.
+    protocol are those of `run_collective`; with `compat: simai` those of SimAI. InputError where a group does not
+    spread evenly over servers, is not connected, or all make too many flows.
 
     Args:
         groups: (num_groups, num_ranks) GPU ids; for send_recv, sender and receiver.
-
-    Raises:
-        InputError: a group does not spread evenly over servers, is not connected, or all make too many flows.
     """
     if groups.shape[1] == 1 or size_bytes == 0:
         return GroupsRun(0.0)
@@ -271,11 +267,8 @@ def groups_seconds(
 
 
 def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backend: str) -> float:
-    """Return when all flows are complete.
-
-    Raises:
-        InputError: ends are not connected, or the packet level's settings do not fit the fabric.
-    """
+    """Return when all flows are complete. InputError where ends are not connected, or the packet level's settings do
+    not fit the fabric."""
     total_seconds = getattr(BACKENDS.get(backend), "total_seconds", None)
     if total_seconds is None:
         return run_flows(fabric, flows, settings, backend).total_s
@@ -285,10 +278,7 @@ def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backe
 
 def flows_like(run: CollectiveRun) -> tuple[Flows, str]:
     """Return the flows of a run's algorithm and its name, or those of the usual algorithm where that one has none.
-
-    Raises:
-        InputError: there are too many, or none.
-    """
+    InputError where there are too many, or none."""
     op, algorithm = run.call.op, run.algorithm
     if op not in ALGORITHMS.get(algorithm).OPERATIONS:
         algorithm = USUAL_ALGORITHMS[op]
@@ -297,11 +287,8 @@ def flows_like(run: CollectiveRun) -> tuple[Flows, str]:
 
 
 def read_traffic(path: Path, num_ranks: int) -> NDArray[np.int64]:
-    """Read (num_ranks, num_ranks) bytes from each rank to each other.
-
-    Raises:
-        InputError: the file cannot be read, has another shape, or a field is no number of bytes; names file and line.
-    """
+    """Read (num_ranks, num_ranks) bytes from each rank to each other. InputError where the file cannot be read, has
+    another shape, or a field is no number of bytes; names file and line."""
     rows = []
     for number, row in enumerate(csv.reader(read_text(path).splitlines()), start=1):
         if not row:

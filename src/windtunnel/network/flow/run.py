@@ -80,15 +80,12 @@ def run_flow_level(
     loads: network_paths.Paths | None = None,
     options: FlowOptions = FlowOptions(),
 ) -> network_paths.FlowTimes:
-    """Time flows by max-min fair sharing of every link, and where a congestion control acts, round by round.
+    """Time flows by max-min fair sharing of every link, and where a congestion control acts, round by round. InputError
+    where ends are not connected; WindtunnelError where flows wait for each other.
 
     Args:
         paths: their paths; shortest paths where left out.
         loads: each flow's load on links where that is not its path: a flow that represents its equivalence class.
-
-    Raises:
-        InputError: ends are not connected.
-        WindtunnelError: flows wait for each other.
     """
     if paths is None:
         return run_lowered(

@@ -117,13 +117,10 @@ def tables_of(
     packet: PacketSettings,
     routes: tuple[Paths, Paths] | None = None,
 ) -> PacketTables:
-    """Return the input of the loop.
+    """Return the input of the loop. InputError where ends are not connected, or the settings do not fit the fabric.
 
     Args:
         routes: paths of the flows and of their acknowledgements; shortest paths where left out.
-
-    Raises:
-        InputError: ends are not connected, or the settings do not fit the fabric.
     """
     channel, channels = _channels(fabric, flows, settings)
     paths, replies = routes or find_ways(fabric, flows, _fixed_routing(settings))

@@ -121,7 +121,6 @@ def _custom_all_reduce(collection: Collection, op: Any) -> MeasurementTable | No
 
 
 def _linked(op: str, rows: Rows, collection: Collection) -> Rows:
-    """Return the rows over ranks whose links did not fail."""
     return rows.where(~failed_links(op, rows, collection.roofline.device, collection.roofline.node))
 
 

@@ -16,6 +16,7 @@ from windtunnel.pricing.aiconfigurator.collection import KERNELS, Collection, Pl
 from windtunnel.pricing.aiconfigurator.gemms import gemm_prices, projection_seconds
 from windtunnel.pricing.table import Floats, MeasurementTable, table_of
 from windtunnel.schema import Schema
+from windtunnel.units import version_key
 
 
 class DescribedTable(Schema, frozen=True):
@@ -37,6 +38,8 @@ class DescribedTable(Schema, frozen=True):
     """Whether an execution runs every kernel of the table; else each point was measured with the one that it runs."""
     kernels: tuple[tuple[str, ...], ...] = ()
     """Groups of kernels any of which computes the operator, each run whole; the fastest counts. Empty: see above."""
+    since: dict[str, dict[str, dict[str, str]]] = {}
+    """Kernel -> engine -> architecture -> the engine's first version that runs it: older ones take the next place."""
     projections: Format | None = None
     """Format of the operator's `projections`, which were measured with it and which a step launches apart."""
 
@@ -71,9 +74,17 @@ def described_table(collection: Collection, op: ops.Op) -> MeasurementTable | No
     words = {name: by_variant[op.variant] for name, by_variant in table.words.items()}
     for place in collection.places(table.family, table.tables[0]):
         parts = list(_parts(place, table, words))
-        if parts:
+        if parts and not any(_came_later(collection, table, place, part) for part in parts):
             return _measurements(collection, op, reduce(Rows.joined, parts), table)
     return None
+
+
+def _came_later(collection: Collection, table: DescribedTable, place: Place, rows: Rows) -> bool:
+    """Whether a kernel of a place's rows came to its engine after the version that is asked."""
+    architecture = collection.roofline.device.architecture
+    first = (table.since.get(str(name), {}).get(place.engine, {}).get(architecture) for name in rows.kernel_names)
+    older = place.engine == collection.engine
+    return any(older and since and version_key(collection.version) < version_key(since) for since in first)
 
 
 def _parts(place: Place, table: DescribedTable, words: Mapping[str, tuple[str, ...]]) -> Iterator[Rows]:

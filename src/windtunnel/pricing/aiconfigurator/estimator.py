@@ -79,11 +79,8 @@ def _has_measured_links(op: ops.Collective, roofline: Roofline) -> bool:
 
 
 def systems_folder(data_dir: Path | None = None) -> Path:
-    """Return the folder that holds `<system>/<family>/...`: of the installed package, or below `data_dir`.
-
-    Raises:
-        InputError: the package is not installed, or `data_dir` does not hold such a folder.
-    """
+    """Return the folder that holds `<system>/<family>/...`: of the installed package, or below `data_dir`. InputError
+    where the package is not installed, or `data_dir` does not hold such a folder."""
     if data_dir is None:
         package = importlib.util.find_spec(PACKAGE)
         if package is None or not package.submodule_search_locations:
@@ -180,10 +177,7 @@ def _at_its_clock(device: Device) -> Device:
 
 def nccl_estimator(device: Device, node: Node | None) -> Estimator:
     """Return the estimator of NCCL's collectives inside a server: as measured on `device`, else the calibrated form.
-
-    Raises:
-        InputError: the measured operators are not installed.
-    """
+    InputError where the measured operators are not installed."""
     roofline = Roofline(device, node)
     folder = systems_folder() / device.measured_as if device.measured_as else None
     if folder is None or not folder.is_dir():

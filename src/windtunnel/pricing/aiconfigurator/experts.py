@@ -96,7 +96,6 @@ def _other_engines(collection: Collection, rows: Rows, dtypes: tuple[str, ...]) 
 
 
 def _is_of_backend(rows: Rows, backend: str) -> NDArray[np.bool_]:
-    """Return a mask of the rows of a backend's kernels."""
     names = KERNELS.moe_backends.get(backend, (backend,))
     return rows.named(lambda kernel: any(name in kernel for name in names))
 
@@ -345,7 +344,6 @@ def _median_ratio(rows: Rows, other: Rows | None) -> float:
 
 
 def _with_lacking_shapes(rows: Rows, others: Rows) -> Rows:
-    """Return `rows` with the shapes that only `others` has."""
     lacking = np.isnan(others.at_same_points(rows, np.ones(len(rows)), MOE_POINT[:-1]))
     return rows.joined(others.where(lacking))
 

@@ -74,10 +74,8 @@ def fetched_folders() -> dict[str, Path]:
 def fetch(name: str, installed: Path | None, say: Say) -> Path:
     """Read a wheel's tables and configs into the cache, and return its folder; what is there already stays.
 
-    `installed` is a folder of systems that need not be kept twice.
-
-    Raises:
-        InputError: pip is missing or cannot download the wheel, or it is not the file that is known.
+    `installed` is a folder of systems that need not be kept twice. InputError where pip is missing or cannot download
+    the wheel, or it is not the file that is known.
     """
     wheel = published().wheels[name]
     folder = cache_folder() / name

@@ -278,7 +278,6 @@ def _scatters(done: Sequence[Run], metrics: Sequence[str]) -> list[tuple[Chart, 
 
 
 def _engine(run: Run) -> str:
-    """Return a run's engine, or the framework that trained it."""
     return str(run.get("engine", run.get("framework", "")))
 
 

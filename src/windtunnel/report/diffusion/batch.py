@@ -40,16 +40,6 @@ def diffusion_document(result: DiffusionResult) -> dict[str, Any]:
 def diffusion_report(result: DiffusionResult) -> Report:
     """Return the report of a batch."""
     document = diffusion_document(result)
-    price = "list price" if result.setup.job.price_usd_per_hour is None else "the given price"
-    shares = {part: seconds / result.batch_s for part, seconds in result.busy_s.items()}
-    shown = {part: share for part, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 0.0005}
-    memory = [(part, format_bytes(used), percent(used / result.device_bytes)) for part, used in result.memory.items()]
-    sections = [Section("Memory of a device", [Table(("", "bytes", "share of the device"), memory)])]
-    if result.fits:
-        sections[:0] = [
-            Section("", [facts_of({**document, "price": price}, LAYOUT["facts"])], "Batch"),
-            Section("Where the batch goes", [Bars(shown, "Parts of a batch", result.batch_s)]),
-        ]
     split = document["job"].get("parallelism", {})
     degrees = [f"{name} {split[name]}" for name in ("ulysses", "ring", "cfg") if split.get(name, 1) > 1]
     divided = f" ({', '.join(degrees)})" if degrees else ""
@@ -59,22 +49,38 @@ def diffusion_report(result: DiffusionResult) -> Report:
     frames = result.setup.job.frames
     is_good = None if result.fits and result.setup.job.limit_s is None else result.is_good
     title = filled(LAYOUT["title"], {**document, "num_frames": None if frames == 1 else frames})
-    return Report(title, lead, sections, verdict=verdict_of(result), is_good=is_good)
+    return Report(title, lead, batch_sections(document), verdict=verdict_of(document), is_good=is_good)
 
 
-def verdict_of(result: DiffusionResult) -> str:
+def batch_sections(document: Mapping[str, Any]) -> list[Section]:
+    """Return the facts, the parts and the memory of a batch, from a document of `diffusion_document`."""
+    price = "list price" if document["job"].get("price_usd_per_hour") is None else "the given price"
+    shares = {part: seconds / document["batch_s"] for part, seconds in document["parts_s"].items()}
+    shown = {part: share for part, share in sorted(shares.items(), key=lambda item: -item[1]) if share >= 0.0005}
+    whole = document["device_bytes"]
+    memory = [(part, format_bytes(used), percent(used / whole)) for part, used in document["memory"].items()]
+    sections = [Section("Memory of a device", [Table(("", "bytes", "share of the device"), memory)])]
+    if document["fits"]:
+        sections[:0] = [
+            Section("", [facts_of({**document, "price": price}, LAYOUT["facts"])], "Batch"),
+            Section("Where the batch goes", [Bars(shown, "Parts of a batch", document["batch_s"])]),
+        ]
+    return sections
+
+
+def verdict_of(document: Mapping[str, Any]) -> str:
     """Say how long an image or video takes and what it costs in energy, or that the job does not fit."""
-    if not result.fits:
-        needed, has = format_bytes(result.memory_bytes), format_bytes(result.device_bytes)
+    if not document["fits"]:
+        needed, has = format_bytes(document["memory_bytes"]), format_bytes(document["device_bytes"])
         return f"Does not fit: a device needs {needed} and has {has}."
-    thing = "A video" if (result.setup.job.frames or 1) > 1 else "An image"
-    energy = "" if result.output_j is None else f" and {number(result.output_j)} J"
-    batch = result.setup.job.batch
-    together = "" if batch == 1 else f"; {batch} together take {format_seconds(result.batch_s)}"
-    answer = f"{thing} takes {format_seconds(result.output_s)}{energy}{together}."
-    if (limit_s := result.setup.job.limit_s) is None:
+    job, batch_s = document["job"], document["batch_s"]
+    thing = "A video" if (job["frames"] or 1) > 1 else "An image"
+    energy = "" if document["output_j"] is None else f" and {number(document['output_j'])} J"
+    together = "" if job["batch"] == 1 else f"; {job['batch']} together take {format_seconds(batch_s)}"
+    answer = f"{thing} takes {format_seconds(document['output_s'])}{energy}{together}."
+    if (limit_s := job.get("limit_s")) is None:
         return answer
-    kept = "Within" if result.batch_s <= limit_s else "Breaks"
+    kept = "Within" if batch_s <= limit_s else "Breaks"
     return f"{kept} the limit of {format_seconds(limit_s)}. {answer}"
 
 
@@ -105,7 +111,7 @@ def points_report(points: Sequence[Point], top: int) -> Report:
     if best.result is not None:
         price = filled("${output_usd:.4f} each", document["points"][0])
         is_good = True if best.result.setup.job.limit_s is not None else None
-        verdict = f"Cheapest, at {price}: {settings_text(best.settings)}. {verdict_of(best.result)}"
+        verdict = f"Cheapest, at {price}: {settings_text(best.settings)}. {verdict_of(document['points'][0])}"
     title = f"{format_count(len(points), 'point')} of a diffusion job"
     return Report(title, [], sections, verdict=verdict, is_good=is_good)
 

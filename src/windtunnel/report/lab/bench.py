@@ -9,8 +9,8 @@ import numpy as np
 
 from windtunnel.files import new_files
 from windtunnel.metrics.client import ClientSummary, gaps_of
+from windtunnel.metrics.limits import Slo
 from windtunnel.metrics.records import Table as Records
-from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import queue_growth
 from windtunnel.report.chart import Axis, Chart, Series
 from windtunnel.report.comparison import ComparedRun

@@ -41,14 +41,12 @@ class Comparison:
 
 def compare_run(run: Path, simulated: Mapping[str, Floats], setup: Setup) -> Comparison:
     """Compare a run's requests with the simulated ones, and its captured steps with the same steps explained.
+    InputError for no such run, no requests in common, or requests of other lengths.
 
     Args:
         run: a folder of `windtunnel lab run`, or of `windtunnel bench`.
         simulated: columns of the simulation's requests, in the order of sending.
         setup: what was simulated; its model must be the one that ran.
-
-    Raises:
-        InputError: no such run, no requests in common, or requests of other lengths.
     """
     measured = request_columns(run / REQUESTS)
     _check_same(measured, simulated)
@@ -89,7 +87,6 @@ def _latency_errors(measured: Floats, simulated: Floats) -> dict[str, float | No
 
 
 def _error(measured: float | None, simulated: float | None) -> float | None:
-    """Return simulated over measured, less one; None where either is missing."""
     return _known(simulated / measured - 1) if measured and simulated is not None else None
 
 
@@ -128,13 +125,11 @@ def _check_same(measured: Mapping[str, Floats], simulated: Mapping[str, Floats])
 
 
 def compare_steps(capture: Capture, setup: Setup) -> tuple[list[dict[str, Any]], list[str]]:
-    """Compare the captured steps, operator by operator, with the simulator's prices of the same batches.
+    """Compare the captured steps, operator by operator, with the simulator's prices of the same batches. InputError
+    where no step of the capture can be told.
 
     Returns:
         A document for each kind of step, and notes on steps that the simulator refuses.
-
-    Raises:
-        InputError: no step of the capture can be told.
     """
     shard = shard_of(setup)
     estimator = estimator_for(setup)

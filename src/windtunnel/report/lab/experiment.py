@@ -55,11 +55,8 @@ def top_kernel_table(summary: Mapping[str, Any]) -> Table:
 
 
 def write_experiment_page(folder: Path) -> Path:
-    """Write the page of a finished run to `visualization` in its folder; return the page's path.
-
-    Raises:
-        InputError: it is no folder of a finished run.
-    """
+    """Write the page of a finished run to `visualization` in its folder; return the page's path. InputError where it is
+    no folder of a finished run."""
     summary = finished_summary(folder)
     capture = capture_of(folder, str(summary["mode"]))
     sections = overview_sections(summary, folder)

@@ -292,17 +292,13 @@ def shared_document(jobs: Sequence[SharedJob], fabric: Fabric, placement: str) -
 
 def write_flow_times(flows: Flows, times: FlowTimes, path: Path) -> None:
     """Write a row for each flow: its ends, channel, step and bytes; when it began, was sent and was complete, in us.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
+    InputError where the file cannot be written."""
     columns = fields_of(flows, "group", "channel", "step", "source", "destination", "size_bytes")
     columns |= {f"{name}_us": getattr(times, f"{name}_s") * 1e6 for name in ("begin", "sent", "finish")}
     _write_columns(columns.items(), path)
 
 
 def _write_columns(columns: Iterable[tuple[str, NDArray[Any]]], path: Path) -> None:
-    """Write columns of equal length, by name, as CSV."""
     names, values = zip(*columns, strict=True)
     write_text(path, csv_text(names, zip(*(np.round(column, 6).tolist() for column in values), strict=True)))
 
@@ -310,10 +306,8 @@ def _write_columns(columns: Iterable[tuple[str, NDArray[Any]]], path: Path) -> N
 def write_link_use(fabric: Fabric, times: FlowTimes, path: Path) -> None:
     """Write a row for each direction of each link that carried anything: bytes, and how long it was busy until the end.
 
-    Packets add the largest queue, how long it was paused, and the pauses, marks and losses there.
-
-    Raises:
-        InputError: the file cannot be written.
+    Packets add the largest queue, how long it was paused, and the pauses, marks and losses there. InputError where the
+    file cannot be written.
     """
     source, target = fabric.directions
     rate = np.repeat(fabric.bandwidth_bytes_per_s, 2)

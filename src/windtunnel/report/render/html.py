@@ -68,7 +68,6 @@ def _prose(text: str) -> Markup:
 
 @lru_cache
 def _asset(name: str) -> Markup:
-    """Return the text of a style or script to put into a page."""
     from markupsafe import Markup
 
     return Markup((ASSETS / name).read_text(encoding="utf-8"))

@@ -128,6 +128,8 @@ def capacity_document(capacities: Capacities) -> dict[str, Any]:
     first = capacities.streams[0]
     served = None if first.passing is None else first.passing.served
     latencies = {} if served is None else served.percentiles(POINTS)
+    if capacities.scenario.workload.is_pooling:
+        latencies.pop("ttft", None)  # the vector or score ends the request
     return {
         "windtunnel": version(),
         "scenario": encode(capacities.scenario),

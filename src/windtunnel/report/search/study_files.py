@@ -76,10 +76,7 @@ def point_document(study: Study, outcome: SearchOutcome, index: int) -> dict[str
 
 def write_study(evidence: SearchEvidence, folder: Path) -> None:
     """Write a study to `folder`: every point as Parquet, the document, the page, and each workload's winner to run.
-
-    Raises:
-        InputError: the folder cannot be written to.
-    """
+    InputError where the folder cannot be written to."""
     import pyarrow.parquet as pq
 
     study = evidence.study

@@ -56,10 +56,7 @@ def whole_report(grid: Grid) -> Report:
 
 def shown_figures(text: str | None, space: Space) -> tuple[str, ...]:
     """Return the figures of `--show`, or the limited and the usual ones; a batch that is sent at once has others.
-
-    Raises:
-        InputError: one that there is not.
-    """
+    InputError for a figure that there is not."""
     arrivals = (space.scenario.get("workload") or {}).get("arrivals") or {}
     is_batch = arrivals.get("type") == "burst" and not arrivals.get("interval_s")
     names = (text or (_OF_A_BATCH if is_batch else _USUAL)).replace(",", " ").split()

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 import numpy as np
 
 from windtunnel.compiled.arrays import Floats
+from windtunnel.metrics.limits import Slo
 from windtunnel.metrics.records import Table
-from windtunnel.metrics.slo import Slo
 from windtunnel.report.chart import Axis, Chart, Limit, Series
 from windtunnel.report.layout import layouts_beside
 from windtunnel.serving.over_time import NUM_STRETCHES, integral

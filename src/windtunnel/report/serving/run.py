@@ -11,8 +11,8 @@ from windtunnel.errors import InputError
 from windtunnel.files import check_writable_folder, new_files
 from windtunnel.formats.launch.scripts import named_option
 from windtunnel.metrics.client import ClientSummary
+from windtunnel.metrics.limits import Slo
 from windtunnel.metrics.records import Table as Records
-from windtunnel.metrics.slo import Slo
 from windtunnel.metrics.summary import SECONDS_PER_HOUR, Summary, queue_growth
 from windtunnel.report.layout import cards_of, facts_of, filled, layouts_beside, rows_of, shown, table_of
 from windtunnel.report.numbers import duration, number, percent, times, words
@@ -324,7 +324,6 @@ def limit_card(value_s: float, limit_s: float, label: str) -> Card:
 
 
 def _statistic(percentile: float) -> str:
-    """Return the field of a latency's summary that has a percentile."""
     return f"p{percentile:g}" if percentile < 100 else "max"
 
 
@@ -360,7 +359,10 @@ def deployment_lines(result: Result) -> list[str]:
         line = setup_text.deployment_line(result.setup, deployment.fewest_replicas, deployment.most_replicas)
         return [line, *setup_text.network_lines(result.setup.network)]
     pools = zip(deployment.pools, result.pools, strict=True)
-    lines = [f"{pool.name}: {setup_text.deployment_line(made.setup, pool.replicas)}" for pool, made in pools]
+    lines = [
+        f"{pool.name}: {setup_text.deployment_line(made.setup, pool.fewest_replicas, pool.most_replicas)}"
+        for pool, made in pools
+    ]
     return [*lines, *setup_text.network_lines(deployment.network)]
 
 
@@ -431,10 +433,7 @@ def write_run(result: Result, folder: Path, further: Mapping[str, Any] = {}) -> 
     """Write the records, the summary and the resolved scenario of a run to `folder`, making it where it is missing.
 
     The summary has the `further` keys of the document that the command prints. A fleet that changes adds the phases of
-    its replicas, and which request was where.
-
-    Raises:
-        InputError: the folder cannot be written to.
+    its replicas, and which request was where. InputError where the folder cannot be written to.
     """
     with new_files(folder) as draft:
         result.requests.write_parquet(draft / "requests.parquet")

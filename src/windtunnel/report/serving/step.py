@@ -15,7 +15,7 @@ from windtunnel.report.serving import setup as setup_text
 from windtunnel.report.serving.run import memory_document
 from windtunnel.schema import encode, fields_of, plain
 from windtunnel.serving.explain import ExplainedLaunch, Explanation
-from windtunnel.serving.setup.two_sides import PingPong
+from windtunnel.serving.setup.overlap import PingPong
 from windtunnel.units import format_seconds
 
 BEYOND = 1.005

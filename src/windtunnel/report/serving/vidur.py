@@ -100,10 +100,7 @@ def _quantiles(seconds: Floats) -> dict[str, float]:
 
 def differences(metrics: dict[str, NDArray[Any]], recorded: Path, column: str) -> dict[str, float]:
     """Return a column's largest differences from the recorded one: in seconds, and relative to times above 1 us.
-
-    Raises:
-        InputError: the file has no such column, or another number of requests.
-    """
+    InputError where the file has no such column, or another number of requests."""
     (theirs,), ours = request_metrics(recorded, [column]), metrics[column]
     if len(theirs) != len(ours):
         raise InputError(f"{recorded} has {len(theirs)} requests; {len(ours)} were run")

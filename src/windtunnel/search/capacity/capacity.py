@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from windtunnel.errors import InputError
-from windtunnel.metrics.limits import Limit
+from windtunnel.metrics.limits import Limit, check_limited
 from windtunnel.notebook import Shown
 from windtunnel.search.capacity.load import Stream, burst_of, check_has_one_load, is_steady, lengthened, stream_of
 from windtunnel.search.capacity.probe import Probe, probe, serve_requests
@@ -305,13 +305,12 @@ def capacities(
 ) -> Capacities:
     """Find the greatest load that a scenario's deployment sustains, for `num_seeds` streams of its requests.
 
-    A workload of which nothing is drawn, such as a replayed trace, has one stream.
-
-    Raises:
-        InputError: the deployment is impossible, its workload has no load to change, or too many streams.
+    A workload of which nothing is drawn, such as a replayed trace, has one stream. InputError where the deployment is
+    impossible, its workload has no load to change, or too many streams.
     """
     if not 1 <= num_seeds <= MOST_SEEDS:
         raise InputError(f"seeds is {num_seeds:,}; 1 to {MOST_SEEDS:,} streams of requests can be asked for")
+    check_limited(scenario.workload.task, [limit.metric for limit in limits])
     priced = PricedDeployments()
     pools = scenario.deployment.pools
     setup = resolve(pool_scenario(scenario, scenario.deployment.groups[0]), allow_download)

@@ -17,10 +17,7 @@ from windtunnel.workload.schema import Workload
 
 def own_load(workload: Workload, seed: int = 0) -> float:
     """Return the mean request rate of a workload, or its sessions a second, or the concurrency of a closed loop.
-
-    Raises:
-        InputError: it has no load: all requests are sent at once.
-    """
+    InputError where it has no load: all requests are sent at once."""
     match workload.arrivals:
         case ClosedLoop(concurrency=concurrency):
             return float(concurrency)

@@ -15,7 +15,7 @@ from windtunnel.schema import read_yaml
 from windtunnel.search.capacity.load import is_closed
 from windtunnel.search.capacity.probe import Served
 from windtunnel.search.space.space import Budget
-from windtunnel.serving.analysis.power import power_model
+from windtunnel.serving.analysis.device_use import power_model
 from windtunnel.serving.prepared import PreparedDeployment
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
 

@@ -72,11 +72,7 @@ class TrainingEvaluator:
 
     def key(self, index: int, *_: object) -> str:
         """Digest all that decides a point's answer: the job with its framework's defaults, the catalog's entries and
-        the files that it names, the limits, and the code.
-
-        Raises:
-            InputError: the point is no possible job.
-        """
+        the files that it names, the limits, and the code. InputError where the point is no possible job."""
         setup = self._setup(index)
         if len(self.drawn_up) < MOST_DRAWN_UP:
             self.drawn_up[index] = setup

@@ -16,8 +16,7 @@ import msgspec
 
 from windtunnel import schema
 from windtunnel.errors import InputError, check_known, did_you_mean
-from windtunnel.metrics.limits import limit_values, limits_from, limits_of
-from windtunnel.metrics.slo import Slo
+from windtunnel.metrics.limits import Slo, check_limited, limit_values, limits_from, limits_of
 from windtunnel.model.shape import ModelSpec
 from windtunnel.plugins import Registry
 from windtunnel.search.confidence import MOST_SEEDS
@@ -116,14 +115,11 @@ class Space(schema.Schema):
 
 
 def load_space(path: Path, overrides: Mapping[str, Any] = {}) -> Space:
-    """Read the space in a YAML or JSON file.
+    """Read the space in a YAML or JSON file. InputError where the file is missing or wrong.
 
     Args:
         path: the file; traces that it names are looked for beside it first.
         overrides: fields of the space, or dotted paths of its scenario, to replace.
-
-    Raises:
-        InputError: the file is missing or wrong.
     """
     raw = schema.read_table(path, "a space", "see docs/guides/search.md")
     return space_from(raw, str(path), path.parent, overrides)
@@ -132,11 +128,8 @@ def load_space(path: Path, overrides: Mapping[str, Any] = {}) -> Space:
 def space_from(
     raw: dict[str, Any], source: str = "the space", folder: Path | None = None, overrides: Mapping[str, Any] = {}
 ) -> Space:
-    """Build a space from builtins, where the scenario's or job's keys stand beside its own.
-
-    Raises:
-        InputError: names the path of what is wrong.
-    """
+    """Build a space from builtins, where the scenario's or job's keys stand beside its own. InputError names the path
+    of what is wrong."""
     fields = [name for name in Space.__struct_fields__ if name not in ("scenario", "job")]
     own_keys, shared = _divided(raw, fields, overrides, source)
     is_training = bool(ONLY_OF_JOBS & shared.keys())
@@ -159,7 +152,8 @@ def space_from(
         shared, own_keys = (beside(table, folder.resolve()) for table in (shared, own_keys))
     space = schema.decode({**own_keys, "job" if is_training else "scenario": shared}, Space, source)
     if not is_training:
-        limits_from(space.limits)
+        task = (shared.get("workload") or {}).get("task", "generate")
+        check_limited(task, [limit.metric for limit in limits_from(space.limits)])
     strategies = STRATEGIES.names()
     message = f"{source}: $.strategy is {space.strategy!r}, which is not known"
     check_known(space.strategy, strategies, message, f"known here: {', '.join(strategies)}")
@@ -309,10 +303,7 @@ _RANGE = re.compile(f"{_NUMBER}:{_NUMBER}(?::{_NUMBER})?$")
 
 def axes_of(vary: Sequence[str]) -> dict[str, list[Any]]:
     """Parse `--vary` options, `PATH=1,2,4`, `PATH=FIRST:LAST:STEP` or `PATH=[...]` with YAML, into path -> values.
-
-    Raises:
-        InputError: another form, or a name that is not known.
-    """
+    InputError for another form, or a name that is not known."""
     axes = dict(_axis(text) for text in vary)
     for name in axes:
         _check_path(name, False, "--vary: ")
@@ -320,11 +311,8 @@ def axes_of(vary: Sequence[str]) -> dict[str, list[Any]]:
 
 
 def grid_of(raw: dict[str, Any], vary: Sequence[str] | Mapping[str, Sequence[Any]]) -> Space:
-    """Return the space that `--vary` options, or values by path, make of a scenario, given as builtins.
-
-    Raises:
-        InputError: as `axes_of`; a path that leads nowhere, or more than `MOST_POINTS` points.
-    """
+    """Return the space that `--vary` options, or values by path, make of a scenario, given as builtins. InputError as
+    `axes_of`; a path that leads nowhere, or more than `MOST_POINTS` points."""
     axes, source = (dict(vary), "vary") if isinstance(vary, Mapping) else (axes_of(vary), "--vary")
     space = space_from({**raw, "vary": axes, "load": "given"}, source)
     if space.num_points > MOST_POINTS:
@@ -375,14 +363,12 @@ VARIED = ("tp", "cp", "pp", "vpp", "ep", "micro_batch", "recompute", "zero")
 def vary_layouts(raw: dict[str, Any], varied: dict[str, Any], source: str) -> dict[str, Any]:
     """Return the values of a search over every layout: tensor, context, pipeline and expert parallelism, virtual
     stages, micro-batch, recomputation and the framework's stages of ZeRO. Tensor parallelism stays within a node.
+    InputError where the job is wrong, or says nothing of the number of devices.
 
     Args:
         raw: the job as in a file; degrees that only one value suits are set there, those that follow are taken out.
         varied: values of further settings by short name; a name in it is not varied here.
         source: named in errors.
-
-    Raises:
-        InputError: the job is wrong, or says nothing of the number of devices.
     """
     job = _with_first_values(raw, varied, source)
     if job.num_devices is None:

@@ -24,10 +24,8 @@ BATCH = 8
 def evaluate(asker: Asker, workload: str | None) -> dict[int, Evaluation]:
     """Evaluate batches of points that Optuna's tree-structured Parzen estimator suggests, then neighbours of the best.
 
-    Source: Bergstra et al., Algorithms for Hyper-Parameter Optimization (NIPS 2011), section 4.
-
-    Raises:
-        MissingExtraError: Optuna is not installed.
+    Source: Bergstra et al., Algorithms for Hyper-Parameter Optimization (NIPS 2011), section 4. MissingExtraError where
+    Optuna is not installed.
     """
     space = asker.space
     smallest, largest = (math.floor(share * space.num_points) for share in TRIAL_FRACTIONS)

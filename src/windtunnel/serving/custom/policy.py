@@ -62,10 +62,7 @@ compiled with `numba.njit`."""
 
 def load_function(name: str, registry: Registry) -> Any:
     """Import a function: `module:function`, from the working directory too, or the name of one that is installed.
-
-    Raises:
-        InputError: there is no such module or function, or the module cannot be imported.
-    """
+    InputError where there is no such module or function, or the module cannot be imported."""
     if ":" not in name:
         return _function(registry.get(name), name, registry)
     module_name, _, function_name = name.partition(":")

@@ -55,6 +55,9 @@ if os.getppid() == parent:
 """Program that ends its parent where no line comes for a while, unless the last one was empty; one that is stopped and
 goes on gets half the time. Where the parent cannot wait for a byte without Python, it is killed."""
 
+END = signal.SIGURG
+"""Signal that ends a late call of the main thread. Commands in the background ignore SIGINT, and hand that on to
+theirs; nobody else sends or handles this one, and without a handler it does nothing."""
 PATIENCE_S = 1.0
 """A call that has taken so long is ended by Ctrl-C, whatever the process makes of it otherwise."""
 _MAIN = threading.main_thread().ident or 0
@@ -97,7 +100,7 @@ class InTime:
             threading.Thread(target=_watch, daemon=True).start()
             _ready.wait(MOST_CALL_S)
         if thread == _MAIN:
-            _hear_interrupts()
+            _hear_signals()
         most_s = self.most_call_s or MOST_CALL_S
         _started[thread] = time.monotonic(), what, most_s
         if not _is_armed:
@@ -122,19 +125,26 @@ class InTime:
             _late.discard(thread)
 
 
-def _hear_interrupts() -> None:
-    """Let SIGINT end a call of the main thread where the handler, such as a server's, would not."""
+def _hear_signals() -> None:
+    """Let signals end a call of the main thread: `END` a late one, SIGINT where a server's handler would not."""
     global _handler  # noqa: PLW0603
+    if signal.getsignal(END) is not _end_late_call:
+        signal.signal(END, _end_late_call)
     handler = signal.getsignal(signal.SIGINT)
     if callable(handler) and handler not in (signal.default_int_handler, _interrupt):
         _handler = handler
         signal.signal(signal.SIGINT, _interrupt)
 
 
+def _end_late_call(_number: int, _frame: Any) -> None:
+    if _MAIN in _late:
+        raise KeyboardInterrupt
+
+
 def _interrupt(number: int, frame: Any) -> None:
-    """End a call of the main thread that is late, or that a user waits for; else do what was done before."""
+    """End a call of the main thread that a user waits for; else do what was done before."""
     started = _started.get(_MAIN)
-    if started is not None and (_MAIN in _late or time.monotonic() - started[0] > PATIENCE_S):
+    if started is not None and time.monotonic() - started[0] > PATIENCE_S:
         raise KeyboardInterrupt
     _handler(number, frame)
 
@@ -165,9 +175,7 @@ def _watch() -> None:
         for thread, (started_s, _, most_s) in list(_started.items()):
             if time.monotonic() - started_s > most_s and thread not in _late:
                 _late.add(thread)
-                is_ignored = signal.getsignal(signal.SIGINT) == signal.SIG_IGN
-                if thread == _MAIN and not is_ignored:
-                    # A signal ends a sleep too. Commands that a script starts in the background ignore this one.
-                    signal.pthread_kill(thread, signal.SIGINT)
+                if thread == _MAIN:
+                    signal.pthread_kill(thread, END)  # it ends a sleep too
                 else:
                     pythonapi.PyThreadState_SetAsyncExc(c_ulong(thread), py_object(KeyboardInterrupt))

@@ -55,10 +55,7 @@ def table(text: str) -> dict[str, Any]:
 
 def shares(value: Any) -> float | tuple[float, ...]:
     """Read `0.7` or `70%`, or one share for each position, `0.8,0.6,0.4`; of JSON, a number or a list of them.
-
-    Raises:
-        ValueError: it is none of these, or a share is not from 0 to 1.
-    """
+    ValueError where it is none of these, or a share is not from 0 to 1."""
     parts = re.split(r"\s*,\s*|\s+", str(value).strip("[] "))
     with suppress(ValueError):
         found = tuple(float(part.rstrip("%")) / (100 if part.endswith("%") else 1) for part in parts)

@@ -13,7 +13,7 @@ from windtunnel.errors import InputError
 from windtunnel.hardware import Device
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format
-from windtunnel.schema import Schema, Whole
+from windtunnel.schema import NonNegative, Schema, Whole
 from windtunnel.serving.codes import QUEUE_ORDERS
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.command_line import PLAIN, CommandLine
@@ -73,6 +73,10 @@ class Launches(Schema):
     """Kernels of the gate of shared experts."""
     outside_pieces: tuple[str, ...] = ()
     """Launches beside attention's that no piecewise graph covers."""
+    chunked_attention_in_pieces: bool = False
+    """Steps that decode with attention in chunks run in pieces, whatever graphs of whole steps there are."""
+    chunked_attention_s: NonNegative = 0.0
+    """Seconds of a step in which such attention's batches are prepared and the device waits."""
     of_collective_in_pieces: int = 0
     """Launches for each collective of a step in piecewise graphs."""
     graphs_count_requests: bool = False
@@ -151,11 +155,8 @@ class Engine:
 
 
 def engine_of(name: str) -> Engine:
-    """Return the functions of an engine; neutral ones where it is only data.
-
-    Raises:
-        InputError: there is no such engine, or its package's `ENGINE` is something else.
-    """
+    """Return the functions of an engine; neutral ones where it is only data. InputError where there is no such engine,
+    or its package's `ENGINE` is something else."""
     spelled = catalog.spelling("engines", name)
     engine = getattr(ENGINES.get(spelled), "ENGINE", Engine()) if spelled in ENGINES.names() else Engine()
     if not isinstance(engine, Engine):

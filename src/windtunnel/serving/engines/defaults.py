@@ -95,6 +95,8 @@ class VersionDefaults(Schema, eq=False):
     """Model types whose all-reduces are fused, others' are not; None: those of the version before, and at first all."""
     unfused_architectures: tuple[str, ...] | None = None
     """Model types none of whose all-reduces is fused, whatever the settings; None: those of the version before."""
+    whole_kv_architectures: tuple[str, ...] | None = None
+    """Model types whose KV is kept in full, whatever `window_kv`; None: those of the version before."""
     stage_settings: EngineSettings = EngineSettings()
     """Settings of a pipeline stage of one device."""
     by_backend: dict[str, EngineSettings] = {}
@@ -107,6 +109,8 @@ class VersionDefaults(Schema, eq=False):
     """Architectures on which block-scaled products go through k in one piece; None: those of the version before."""
     shared_expert_routed: tuple[str, ...] | None = None
     """Architectures on which the shared expert is one more routed one; None: those of the version before."""
+    caches_states: bool | None = None
+    """Whether prefixes of models with recurrences are cached by default; None: as the version before, at first yes."""
     static_memory: bool = False
     """True: `gpu_memory_utilization` is what the engine's reserves leave, `Engine.memory_share`."""
 
@@ -163,15 +167,12 @@ def with_defaults(
 
     Fields that have no default anywhere (`max_model_len`, `num_gpu_blocks`, `max_kv_tokens`, `kv_cache_memory_bytes`,
     `cudagraph_sizes`, `attention_backend`, `moe_backend`, `kv_tiers`, `window_pool_ratio`) stay `None`, and `backend`
-    of the engines that have one.
+    of the engines that have one. InputError for an unknown engine or scheduler, a version older than any that the
+    catalog describes, or a setting that the scheduler does not read.
 
     Args:
         calibrated: overheads and settings that replace the defaults.
         shape: the replica's parallelism; None: one device.
-
-    Raises:
-        InputError: an unknown engine or scheduler, a version older than any that the catalog describes, or a setting
-            that the scheduler does not read.
     """
     shape, calibrated = shape or Parallelism(), calibrated or EngineSettings()
     version, entries = _entries(settings, device)
@@ -285,33 +286,39 @@ def _scheduler_of(settings: EngineSettings) -> str:
     return settings.scheduler or next(name for name in defaults if name is not None)
 
 
-def for_architecture(given: EngineSettings, resolved: EngineSettings, architecture: str) -> EngineSettings:
-    """Set `window_kv`, `fused_all_reduce` and `host.chat_s` as the engine has them for models of that `architecture`,
-    unless `given`.
+def for_architecture(
+    given: EngineSettings, resolved: EngineSettings, architecture: str, is_recurrent: bool = False
+) -> EngineSettings:
+    """Set `window_kv`, `fused_all_reduce`, `enable_prefix_caching` and `host.chat_s` as the engine has them for models
+    of that `architecture`, with recurrent layers or without, unless `given`.
 
-    Schedulers other than the engines' own keep every token of every layer.
-
-    Raises:
-        InputError: the scheduler has no such pool.
+    Schedulers other than the engines' own keep every token of every layer. InputError where the scheduler has no such
+    pool.
     """
-    only = engine_defaults(resolved.name).window_architectures
-    possible = scheduler_of(resolved).window_kv
+    only, versions = engine_defaults(resolved.name).window_architectures, _entries(resolved, None)[1][::-1]
+    fused, unfused, whole = (
+        next((types for types in lists if types is not None), None)
+        for lists in zip(
+            *((each.fused_architectures, each.unfused_architectures, each.whole_kv_architectures) for each in versions),
+            strict=True,
+        )
+    )
+    possible, is_whole = scheduler_of(resolved).window_kv, architecture in (whole or ())
     kept = given.window_kv or resolved.window_kv
-    if given.window_kv is None and (possible == ("full",) or (only is not None and architecture not in only)):
+    if given.window_kv is None and (possible == ("full",) or is_whole or (only and architecture not in only)):
         kept = "full"
     if kept not in (None, *possible):
         raise InputError(
             f"the scheduler {resolved.scheduler} has no window_kv {kept}",
             f"it has {', '.join(possible)}; or leave engine.window_kv out",
         )
-    fuses, versions = resolved.fused_all_reduce, _entries(resolved, None)[1][::-1]
-    fused, unfused = (
-        next((types for types in lists if types is not None), None)
-        for lists in zip(*((entry.fused_architectures, entry.unfused_architectures) for entry in versions), strict=True)
-    )
+    fuses = resolved.fused_all_reduce
     if fuses:
         is_possible = unfused is None or architecture not in unfused
         fuses = is_possible and (bool(given.fused_all_reduce) or fused is None or architecture in fused)
+    caches = next((entry.caches_states for entry in versions if entry.caches_states is not None), True)
+    if is_recurrent and not caches and given.enable_prefix_caching is None:
+        resolved = msgspec.structs.replace(resolved, enable_prefix_caching=False)
     host = resolved.host
     if architecture in engine_defaults(resolved.name).untemplated_architectures and given.host.chat_s is None:
         host = msgspec.structs.replace(host, chat_s=0.0)

@@ -60,9 +60,9 @@ def _captured_tokens(engine: EngineSettings, queries: int) -> Ints:
 def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, decode_queries: int = 0) -> Floats:
     """Count the host's launches in a step of `num_tokens` tokens (a number or an array), before padding.
 
-    That is every kernel; in a step with prefill and piecewise graphs, up to the largest captured size, attention and
-    the graphs between; in a step that only decodes and has a graph, none but the graph. `decode_queries` are the tokens
-    of each request in a step that only decodes; 0: a step with prefill.
+    That is every kernel; in piecewise graphs, up to the largest captured size, attention and the graphs between; in a
+    step that only decodes and has a graph of its own, none but the graph. `decode_queries` are the tokens of each
+    request in a step that only decodes; 0: a step with prefill.
     """
     behaviour = behaviour_of(engine.name).launches
     attention = (decode_launches if decode_queries else prefill_launches)(shard, 1.0, 1.0)
@@ -83,7 +83,9 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, decode_q
         captured = _captured_tokens(engine, decode_queries)
         is_padded = engine.cudagraph_padding is not False and captured.size
         in_graph = np.asarray(num_tokens) <= captured[-1] if is_padded else np.isin(num_tokens, captured)
-        return np.where(in_graph, 0.0, float(kernels)) * num_batches(engine, num_tokens, engine.overlap_decode_tokens)
+        left = 0 if has_full_graphs(shard, engine) else min(pieces, kernels) if engine.piecewise_cudagraphs else kernels
+        launched = np.where(in_graph, float(left), float(kernels))
+        return launched * num_batches(engine, num_tokens, engine.overlap_decode_tokens)
     drafts = engine.speculative.num_draft_tokens if engine.speculative and engine.speculative.method != "ngram" else 0
     sizes = graph_sizes(engine)
     in_pieces = engine.piecewise_cudagraphs and sizes.size
@@ -91,6 +93,18 @@ def num_launches(shard: Shard, engine: EngineSettings, num_tokens: Any, decode_q
     launched = np.where(np.asarray(num_tokens) <= largest, float(min(pieces, kernels)), float(kernels))
     launched = launched + behaviour.of_draft * drafts
     return launched * num_batches(engine, num_tokens, engine.overlap_prefill_tokens)
+
+
+def has_full_graphs(shard: Shard, engine: EngineSettings) -> bool:
+    """Whether a graph holds a whole decode step, where there are graphs."""
+    in_pieces = behaviour_of(engine.name).launches.chunked_attention_in_pieces
+    is_asked = engine.full_cudagraphs is not False or not engine.piecewise_cudagraphs
+    return is_asked and not (in_pieces and has_chunks(shard))
+
+
+def has_chunks(shard: Shard) -> bool:
+    """Whether a layer attends within chunks of the context."""
+    return any(getattr(attention, "is_chunked", False) for _, attention in shard.model.attentions)
 
 
 def num_batches(engine: EngineSettings, num_tokens: Any, least_tokens: int | None) -> Ints:
@@ -103,6 +117,7 @@ def unhidden_s(shard: Shard, engine: EngineSettings, num_sampled: Any) -> Any:
     (a number or an array), and the gaps between kernels."""
     host = engine.host
     gaps_s = float(host.kernel_gap_s or 0.0) * _num_gaps(shard, engine)
+    gaps_s += behaviour_of(engine.name).launches.chunked_attention_s * has_chunks(shard)
     return float(host.unhidden_step_s or 0.0) + gaps_s + float(host.unhidden_request_s or 0.0) * num_sampled
 
 

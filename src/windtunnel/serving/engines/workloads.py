@@ -58,11 +58,8 @@ def with_lora(resolved: EngineSettings, adapters: WorkloadAdapters | None) -> En
 
 def for_pooling(deployment: Deployment, resolved: EngineSettings, model: ModelSpec) -> EngineSettings:
     """Return the settings of an engine that serves embeddings or scores; encoders compute prompts whole, and keep
-    nothing of them (vLLM 0.24 `config/vllm.py`; SGLang 0.5.14 `server_args.py`).
-
-    Raises:
-        InputError: the engine cannot, or something of the deployment is for outputs alone.
-    """
+    nothing of them (vLLM 0.24 `config/vllm.py`; SGLang 0.5.14 `server_args.py`). InputError where the engine cannot, or
+    something of the deployment is for outputs alone."""
     behaviour = behaviour_of(resolved.name).pooling
     if behaviour is None or resolved.scheduler not in SCHEDULERS:
         raise InputError(
@@ -84,10 +81,8 @@ def for_pooling(deployment: Deployment, resolved: EngineSettings, model: ModelSp
 def read_task(reading: Reading) -> None:
     """Set the workload's task where a server's options, or its model, say that it makes vectors or scores.
 
-    An encoder needs no option (vLLM's `--runner auto`; SGLang 0.5 `is_generation_model`).
-
-    Raises:
-        InputError: options that do not go together, or with the model.
+    An encoder needs no option (vLLM's `--runner auto`; SGLang 0.5 `is_generation_model`). InputError for options that
+    do not go together, or with the model.
     """
     asked = {name: str(reading.later[name]) for name in ("task", "convert", "runner") if reading.later.get(name)}
     words = {f"--{name} {reading.taken.get(f'--{name}', '')}".strip(): task for name, task in asked.items()}

@@ -66,11 +66,8 @@ def _most_together(setup: Setup, requests: RequestArrays) -> int:
 def adapter_plan(
     estimator: Estimator, shard: Shard, setup: Setup, settings: KernelSettings, requests: RequestArrays
 ) -> AdapterPlan | None:
-    """Price the adapters' products in every step, and their loading; None: no request has an adapter.
-
-    Raises:
-        InputError: the model has none of the projections that adapters change.
-    """
+    """Price the adapters' products in every step, and their loading; None: no request has an adapter. InputError where
+    the model has none of the projections that adapters change."""
     if requests.adapter is None:
         return None
     lora, max_loras = setup.engine.lora, _most_together(setup, requests)

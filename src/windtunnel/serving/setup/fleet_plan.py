@@ -106,9 +106,7 @@ def fleet_plan(deployment: Deployment, most_outstanding: int, seed: int) -> Flee
     """Return the plan of a deployment with `autoscaling`, `faults` or a router that holds requests back.
 
     `most_outstanding` limits requests at a replica for the router `deferred` where the deployment gives no limit.
-
-    Raises:
-        InputError: the deployment does not say how long a replica takes to start, or a fault names no replica.
+    InputError where the deployment does not say how long a replica takes to start, or a fault names no replica.
     """
     faults, groups = deployment.faults, deployment.groups
     if comes_and_goes(deployment) and deployment.start_s is None:
@@ -152,7 +150,6 @@ def _scaling(replicas: int, autoscaling: TargetScaling | ScheduledScaling | None
 
 
 def _changes(autoscaling: TargetScaling | ScheduledScaling | None) -> list[tuple[float, int]]:
-    """Return the scheduled changes of a pool: (time in seconds, replicas)."""
     changes = autoscaling.changes if isinstance(autoscaling, ScheduledScaling) else ()
     return [(change.at_s, change.replicas) for change in changes]
 

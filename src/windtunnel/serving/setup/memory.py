@@ -15,7 +15,7 @@ from windtunnel.model.shape import HIDDEN_STATES, Shard
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.contract import behaviour_of, scheduler_of
 from windtunnel.serving.engines.defaults import profiling_of
-from windtunnel.serving.engines.launches import graph_sizes
+from windtunnel.serving.engines.launches import graph_sizes, has_full_graphs
 from windtunnel.units import KIB, MIB, format_bytes
 
 
@@ -154,7 +154,6 @@ def group_layers(shard: Shard, engine: EngineSettings, max_model_len: int) -> La
 
 
 def _sum_bytes(shard: Shard, layers: list[tuple[int, float]]) -> float:
-    """Return the bytes of one token on one device, in layers given as (number, bytes of each)."""
     return sum(count * size for count, size in layers) * shard.stage_fraction
 
 
@@ -162,10 +161,7 @@ def plan_memory(shard: Shard, device: Device, engine: EngineSettings, max_model_
     """Divide one device's memory as `engine` does and count the KV blocks that are left.
 
     With pipeline stages the device is of the last one, which samples and therefore has the fewest blocks; every stage
-    takes its number.
-
-    Raises:
-        InputError: the weights do not fit, or what is left holds no request.
+    takes its number. InputError where the weights do not fit, or what is left holds no request.
     """
     assert engine.block_size is not None
     part = profiled_memory(shard, device, engine, max_model_len)
@@ -229,7 +225,7 @@ def profiled_memory(
     sizes = graph_sizes(engine)
     if engine.cudagraph_sizes is None and engine.max_num_seqs is not None:
         sizes = sizes[sizes <= MOST_GRAPH_BATCHES * engine.max_num_seqs]
-    full_sizes = int((sizes <= (engine.max_num_seqs or 0)).sum())
+    full_sizes = int((sizes <= (engine.max_num_seqs or 0)).sum()) * has_full_graphs(shard, engine)
     return MemoryPlan(
         device_bytes=device.memory_bytes,
         weight_bytes=loaded_bytes(shard),

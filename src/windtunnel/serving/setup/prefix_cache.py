@@ -32,10 +32,7 @@ def check_windows(setup: Setup, memory: MemoryPlan) -> None:
 
 def kv_tiers(setup: Setup, memory: MemoryPlan, settings: state.KernelSettings) -> state.Table:
     """Return `Tier` records of the lower tiers; every device of a rank keeps and loads its own part of a block.
-
-    Raises:
-        InputError: a tier that holds no block, or an encoder, which has none.
-    """
+    InputError for a tier that holds no block, or an encoder, which has none."""
     engine, parallelism = setup.engine, setup.parallelism
     if engine.kv_tiers and setup.model.is_encoder:
         raise InputError(
@@ -73,9 +70,7 @@ def prefix_cache(
 
     A request whose output no other prompt begins with gets a segment of its own: its blocks take room in the cache like
     any other, and it finds them again after a preemption. `tiers` are `Tier` records of memory below the pool.
-
-    Raises:
-        InputError: too many segments for the number of ranks.
+    InputError for too many segments for the number of ranks.
     """
     prefixes = requests.prefixes
     num_requests = requests.arrival_s.size

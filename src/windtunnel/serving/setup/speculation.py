@@ -20,11 +20,8 @@ LAYER_METHODS = ("mtp", "eagle")
 
 
 def speculation_of(setup: Setup) -> Speculation | None:
-    """Return the setup's speculation as the loop takes it; None where every step gives a token.
-
-    Raises:
-        InputError: a pipeline, a scheduler that cannot verify, or a step too small for one verification.
-    """
+    """Return the setup's speculation as the loop takes it; None where every step gives a token. InputError for a
+    pipeline, a scheduler that cannot verify, or a step too small for one verification."""
     speculative = setup.engine.speculative
     if speculative is None:
         return None
@@ -52,9 +49,7 @@ def drafter_of(setup: Setup, shard: Shard) -> Shard | None:
     DeepSeek-V3's module (technical report, section 2.2) is a layer like the last ones, with the model's embedding and
     head. Its projection of two hidden states to one is left out. EAGLE's head (Li et al., arXiv 2401.15077 and
     2503.01840) is such a layer too, dense whatever the model's are; EAGLE-3's smaller vocabulary is left out.
-
-    Raises:
-        InputError: there is no such model, or it does not split over as many devices; a model without such a layer.
+    InputError where there is no such model, or it does not split over as many devices; a model without such a layer.
     """
     speculative = setup.engine.speculative
     if speculative is None or speculative.method == "ngram":

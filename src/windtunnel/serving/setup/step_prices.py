@@ -22,8 +22,7 @@ from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.launches import decode_tokens, num_launches, unhidden_s
-from windtunnel.serving.setup.overlap import Halves, expert_layers_share, part_of, room_beside
-from windtunnel.serving.setup.two_sides import PingPong
+from windtunnel.serving.setup.overlap import Halves, PingPong, expert_layers_share, part_of, room_beside
 from windtunnel.serving.state.records import StepCost
 
 NODES_PER_OCTAVE = 4

@@ -67,10 +67,7 @@ def kv_copies(setup: Setup, shard: Shard) -> float:
 
 def with_links(scenario: Scenario, setups: Sequence[Setup], plans: Sequence[PoolPlan]) -> list[PoolPlan]:
     """Give the plans the bandwidth that transfers reach: the scenario's, or a share of what links and network carry.
-
-    Raises:
-        InputError: there is no link, or the pools do not stand on one network.
-    """
+    InputError where there is no link, or the pools do not stand on one network."""
     transfer = transfer_of(scenario, setups)
     assert transfer.link_efficiency is not None
     if transfer.bytes_per_s is not None:
@@ -92,10 +89,7 @@ def with_links(scenario: Scenario, setups: Sequence[Setup], plans: Sequence[Pool
 
 def embedding_link(scenario: Scenario, encoder: Setup, setups: Sequence[Setup]) -> tuple[float, float]:
     """Return bytes per second and latency of a transfer from an encoder to the pools of `setups`, the slowest of them.
-
-    Raises:
-        InputError: there is no link.
-    """
+    InputError where there is no link."""
     transfer = transfer_of(scenario, setups)
     assert transfer.latency_s is not None
     assert transfer.link_efficiency is not None

@@ -180,10 +180,8 @@ def run_layers(workload: LayerWorkload, fabric: Fabric, settings: NetworkSetting
     """Return an iteration on a fabric: every kind of collective is timed once, with all its groups at work.
 
     Forward and input-gradient collectives block; weight-gradient collectives queue behind each other and are hidden by
-    what is computed meanwhile. Transfers between pipeline stages block.
-
-    Raises:
-        InputError: the workload does not fit the fabric.
+    what is computed meanwhile. Transfers between pipeline stages block. InputError where the workload does not fit the
+    fabric.
     """
     if workload.num_gpus != fabric.num_gpus:
         raise InputError(

@@ -131,11 +131,8 @@ class _Running:
 
 
 def place_jobs(workloads: Sequence[LayerWorkload], fabric: Fabric, placement: str = "packed") -> list[PlacedJob]:
-    """Place jobs on a fabric, whole servers each.
-
-    Raises:
-        InputError: there is no such placement, a job does not fill servers, or all need more than there are.
-    """
+    """Place jobs on a fabric, whole servers each. InputError where there is no such placement, a job does not fill
+    servers, or all need more than there are."""
     check_known(placement, PLACEMENTS, f"there is no placement {placement!r}")
     servers = [np.flatnonzero(fabric.server[: fabric.num_gpus] == s) for s in range(fabric.num_servers)]
     size = len(servers[0])
@@ -164,10 +161,8 @@ def run_jobs(
     """Run every job over and over until each has ended `num_iterations` iterations beside the others.
 
     Forward and input-gradient collectives block, those of weight gradients queue beside what follows, as in
-    `iteration.layers.run_layers`; a pipeline's transfers and idle time follow the iteration.
-
-    Raises:
-        InputError: a job's groups do not spread evenly over servers or are not connected, or it does nothing.
+    `iteration.layers.run_layers`; a pipeline's transfers and idle time follow the iteration. InputError where a job's
+    groups do not spread evenly over servers or are not connected, or it does nothing.
     """
     if settings.compat is not None:
         raise InputError("SimAI runs one job at a time", "leave --compat out, or give one workload")

@@ -277,7 +277,6 @@ def _gated_delta_parts(rank: Rank, attention: GatedDeltaAttention) -> Iterator[P
 
 
 def _recurrence_input(rank: Rank, name: str, num_outputs: int) -> Iterator[Part]:
-    """Yield the projection before a recurrence."""
     yield from enter_tensor_parallel(rank, name, rank.width)
     input_bytes = rank.rows * rank.width * rank.kept_input_bytes
     yield linear(rank, name, rank.tokens, num_outputs, rank.width, kept_bytes=input_bytes)

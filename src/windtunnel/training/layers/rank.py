@@ -165,10 +165,7 @@ def group_ranks(rank: Rank, group: Group, number: int) -> tuple[int, ...]:
 
     Ranks are numbered as Megatron-Core numbers them (`core/parallel_state.py`, order `tp-cp-ep-dp-pp`): in a pipeline
     stage tensor-parallel neighbours come first, then context-parallel ones, then data-parallel ones; experts see the
-    same ranks as `experts_tp x ep x experts_dp`; stages follow each other.
-
-    Raises:
-        InputError: the job has no such rank.
+    same ranks as `experts_tp x ep x experts_dp`; stages follow each other. InputError where the job has no such rank.
     """
     known = rank.setup.degrees
     if not 0 <= number < known.num_devices:

@@ -79,14 +79,12 @@ def schedule(name: str, pp: int, num_microbatches: int, virtual_stages: int = 1,
     """Return the schedule `name` for a pipeline of `pp` devices.
 
     Chunks are numbered in the order of the forward pass; DualPipe's second direction has chunks `pp` to `2 pp - 1`.
+    InputError where there is no such schedule.
 
     Args:
         virtual_stages: chunks of each device, for the schedules that take any number.
         paired: a steady forward pass and the backward pass after it, of another micro-batch, run as one piece; DualPipe
             does so anyhow.
-
-    Raises:
-        InputError: there is no such schedule.
     """
     devices: Iterable[int] = [c if c < pp else 2 * pp - 1 - c for c in range(2 * pp)]
     if name in _WRITERS:

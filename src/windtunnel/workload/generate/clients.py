@@ -16,13 +16,11 @@ from windtunnel.workload.traces.servegen import LENGTHS, Client, read_clients
 def draw_clients(
     model: ClientModel, limit: int | None, duration_s: float | None, rngs: dict[str, np.random.Generator]
 ) -> tuple[Seconds, Counts, Counts]:
-    """Draw the requests of all clients, until `limit`, `duration_s` or the end of the model.
+    """Draw the requests of all clients, until `limit`, `duration_s` or the end of the model. InputError where the model
+    cannot be read, or no client sends a request before the end.
 
     Returns:
         (arrival times, prompt tokens, output tokens), arrays of shape `[num_requests]`, in order of arrival.
-
-    Raises:
-        InputError: the model cannot be read, or no client sends a request before the end.
     """
     every = _with_lengths(read_clients(Path(model.path)), model)
     by_rate = sorted(every, key=lambda client: -float(client.rate_per_s.sum()))

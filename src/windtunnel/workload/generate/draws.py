@@ -33,9 +33,7 @@ def draw_lengths(lengths: Lengths, num_requests: int, rng: np.random.Generator, 
     """Draw independent token counts, shape `[num_requests]`, each at least 1.
 
     `stream`, `input_tokens` or `output_tokens`, is the column that an `Empirical` file is read for by default.
-
-    Raises:
-        InputError: the file of an `Empirical` cannot be read.
+    InputError where the file of an `Empirical` cannot be read.
     """
     match lengths:
         case int(tokens) | Fixed(tokens=tokens):

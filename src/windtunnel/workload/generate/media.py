@@ -79,14 +79,12 @@ def recorded_kinds(
 ) -> tuple[Counts, list[Patches]]:
     """Return the kind of each image and video of a trace, -1 behind the last, and the patches of each kind.
 
-    Images of equal patches and tokens are of one kind, whatever their pixels.
+    Images of equal patches and tokens are of one kind, whatever their pixels. InputError where the model's rule does
+    not take a size; names the first row that has it.
 
     Args:
         recorded: `[num_requests, most of a request, 5]` as in `RowMedia.padded`.
         seen: how its processor sees images and videos.
-
-    Raises:
-        InputError: the model's rule does not take a size; names the first row that has it.
     """
     has = recorded[..., ROW] >= 0
     sizes, first, of_item = np.unique(recorded[has][:, :NUMBER], axis=0, return_index=True, return_inverse=True)

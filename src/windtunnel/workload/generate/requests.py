@@ -117,13 +117,11 @@ def generate(workload: Workload, seed: np.random.SeedSequence | int) -> RequestA
     """Generate the requests of `workload`: the same bytes for the same seed.
 
     A rate only stretches the times that a seed gives, and few requests are the first of many (common random numbers).
+    InputError for a file that cannot be read or is too short, or no request before `duration_s`.
 
     Args:
         workload: distributions, traces, tenants, or a client model.
         seed: seed of the scenario; a `SeedSequence` is not changed.
-
-    Raises:
-        InputError: a file that cannot be read or is too short, or no request before `duration_s`.
     """
     warmup = workload.arrivals.num_warmup_requests if isinstance(workload.arrivals, ClosedLoop) else 0
     check_size(requests_drawn=(workload.num_requests or 0) + warmup)

@@ -34,15 +34,13 @@ class Turns:
 
 
 def draw_turns(source: RequestSource, num_starts: int, limit: int | None, seed: np.random.SeedSequence) -> Turns:
-    """Draw the requests of at most `num_starts` sessions.
+    """Draw the requests of at most `num_starts` sessions. InputError where no first turn is within
+    `max_context_tokens`.
 
     Args:
         source: with `sessions`.
         limit: maximum number of requests; the last sessions are cut.
         seed: seed from which the streams are spawned. A session's draws do not depend on how many follow.
-
-    Raises:
-        InputError: no first turn is within `max_context_tokens`.
     """
     assert source.sessions is not None
     num_sessions = num_starts

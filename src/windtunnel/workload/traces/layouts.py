@@ -6,16 +6,65 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any, Literal
 
+from windtunnel import catalog
 from windtunnel.errors import InputError, check_known, did_you_mean
+from windtunnel.files import opened
 from windtunnel.plugins import Registry
 from windtunnel.schema import read_yaml
-from windtunnel.workload.schema import TraceColumns
+from windtunnel.workload.schema import Trace, TraceColumns
 from windtunnel.workload.traces.columns import shown
-from windtunnel.workload.traces.peek import MEDIA
+
+MEDIA = ("images", "videos", "num_images", "image_width", "image_height", "image_id")
+"""Columns of images and videos, which have the same names in every layout."""
+BEGINNING_BYTES, END_BYTES = 1 << 24, 1 << 16
+"""Parts of a file in which its columns are named: JSON in the first rows, Parquet in the last bytes."""
+
+
+def find_trace(name: str) -> Path:
+    """Return the file at the path `name`, or the trace of the catalog where `name` is a bare word that is no file."""
+    path = Path(name)
+    is_word = path.suffix == "" and path.name == name
+    return catalog.find("traces", name) if is_word and not path.exists() else path
+
+
+def is_json(path: Path) -> bool:
+    """Whether a file is of objects, whose keys may differ."""
+    return any(ending in path.name.lower() for ending in (".json", ".ndjson"))
+
+
+def may_have_media(trace: Trace) -> bool:
+    """Whether the columns of images or videos are named in a trace; False where it cannot be read, an error later."""
+    if trace.media == "leave_out":
+        return False
+    try:
+        path = find_trace(trace.path)
+        known = path.stat()
+        names = tuple((getattr(trace.columns, key) or key).rpartition(".")[2] for key in MEDIA[:3])
+        return path.is_file() and _names_any(path, names, (known.st_mtime_ns, known.st_size))
+    except (InputError, OSError, EOFError):
+        return False
+
+
+@lru_cache(maxsize=64)
+def _names_any(path: Path, names: tuple[str, ...], state: tuple[int, int]) -> bool:
+    """Look for names in a file, once for each `state` of it, its time of change and its size."""
+    if path.suffix.lower() == ".zst":
+        return True
+    with opened(path, BEGINNING_BYTES) as file:
+        text = file.read(BEGINNING_BYTES)
+    if ".parquet" in path.name.lower():
+        with path.open("rb") as file:
+            file.seek(max(state[1] - END_BYTES, 0))
+            text = file.read()
+    elif ".csv" in path.name.lower():
+        text = text.partition(b"\n")[0]
+    mark = '"' if is_json(path) else ""
+    return any(f"{mark}{name}{mark}".encode() in text for name in names)
+
 
 INSTALLED = Registry("windtunnel.traces", None, "trace layout", "LAYOUT")
 DEFAULT = "windtunnel"
@@ -84,10 +133,7 @@ class Layout:
 
 def first_exchange(conversation: Any) -> tuple[str, str] | None:
     """Return the first two texts of a conversation, the prompt and the answer as in vLLM's benchmark; None if fewer.
-
-    Raises:
-        ValueError: a part has no text.
-    """
+    ValueError where a part has no text."""
     texts = []
     for said in conversation or []:
         text = said.get("value", said.get("content")) if isinstance(said, dict) else None
@@ -114,11 +160,9 @@ def recognise(path: Path, header: Sequence[str], given: TraceColumns, needed: Se
     """Return the layout of a file: the one whose columns of lengths it has, under given names where there are any.
 
     A layout whose names others have too needs one of its marks. Of several such layouts, one whose column of times the
-    file has too is chosen. The default layout is also recognised
-    by the needed columns alone, such as `arrival_s`, and stands beside lengths that both have given names.
-
-    Raises:
-        InputError: a given name is no column, or no layout matches, or several; says what each lacks.
+    file has too is chosen. The default layout is also recognised by the needed columns alone, such as `arrival_s`, and
+    stands beside lengths that both have given names. InputError where a given name is no column, or no layout matches,
+    or several; says what each lacks.
     """
     named = [getattr(given, stream, None) for stream in (*needed, *_FURTHER)]
     if unknown := [name for name in named if name and name not in header]:
@@ -159,11 +203,8 @@ def recognise(path: Path, header: Sequence[str], given: TraceColumns, needed: Se
 def find_columns(
     path: Path, header: list[str], layout: Layout, given: TraceColumns, needed: Sequence[str]
 ) -> dict[str, str]:
-    """Return stream -> its column, for every stream in `needed` and for what else of a request the file has.
-
-    Raises:
-        InputError: the file has no column for a needed stream, or two of the same name.
-    """
+    """Return stream -> its column, for every stream in `needed` and for what else of a request the file has. InputError
+    where the file has no column for a needed stream, or two of the same name."""
     names = {
         stream: getattr(given, stream, None) or (stream if stream in MEDIA else getattr(layout, stream))
         for stream in (*needed, *_FURTHER)

@@ -21,9 +21,18 @@ from windtunnel.limits import check_size
 from windtunnel.workload.lengths import MAX_TOKENS
 from windtunnel.workload.schema import Trace, TraceColumns
 from windtunnel.workload.traces.columns import Column, column_of, dates_s, integers, tokens_of
-from windtunnel.workload.traces.layouts import LENGTHS, STREAMS, UNITS_S, Layout, find_columns, recognise
+from windtunnel.workload.traces.layouts import (
+    LENGTHS,
+    MEDIA,
+    STREAMS,
+    UNITS_S,
+    Layout,
+    find_columns,
+    find_trace,
+    is_json,
+    recognise,
+)
 from windtunnel.workload.traces.media import SHAPES, MediaReading, RowMedia, joined
-from windtunnel.workload.traces.peek import MEDIA, find_trace, is_json
 from windtunnel.workload.traces.table_file import BLOCK_BYTES, PACKED, Batch, batches_of, header_of, text_of, values_of
 
 UNIX_TIME_UP_TO_S = 4_102_444_800.0
@@ -90,16 +99,13 @@ def read_requests(
 ) -> RecordedRequests:
     """Read the requests in `trace.path`, every row checked, lengths scaled and shortened as `trace` says.
 
-    `start_s`, `time_scale` and `order` are left to the caller.
+    `start_s`, `time_scale` and `order` are left to the caller. InputError for a missing, empty or broken file, an
+    unknown layout, a missing column, or an impossible value; names the file and the row.
 
     Args:
         trace: place of the file and names of its columns.
         needed: which of `STREAMS` to read; priorities, tenants, sessions and blocks are read where the file has them.
         limit: maximum number of requests; None reads all.
-
-    Raises:
-        InputError: a missing, empty or broken file, an unknown layout, a missing column, or an impossible value; names
-            the file and the row.
     """
     path, with_media = find_trace(trace.path), with_media and trace.media == "read"
     header = header_of(path)
@@ -300,10 +306,7 @@ class _Reading:
 
 def _block_ids(prompts: Column, lists: list[Any], block_tokens: int) -> BlockIds:
     """Return the block ids of one part of a file, in the column `prompts.name`, for prompts of `prompts.values` tokens.
-
-    Raises:
-        InputError: a value is no list of numbers, or has more blocks than its prompt.
-    """
+    InputError where a value is no list of numbers, or has more blocks than its prompt."""
     is_wrong = [
         ids is not None and not (isinstance(ids, list) and all(isinstance(block, int) for block in ids))
         for ids in lists

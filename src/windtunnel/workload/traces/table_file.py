@@ -42,10 +42,7 @@ def batches_of(path: Path, names: list[str]) -> Iterator[Batch]:
 
 def read_columns(path: Path, names: list[str] | None = None) -> dict[str, NDArray[Any]]:
     """Return the columns `names` of a whole file, by default all; NaN where a number is missing, None where a text is.
-
-    Raises:
-        InputError: as `header_of` and `batches_of`; or there are no rows.
-    """
+    InputError as `header_of` and `batches_of`; or there are no rows."""
     names = header_of(path) if names is None else names
     blocks = [{name: _array_of(column) for name, column in block.items()} for block in batches_of(path, names)]
     if not any(len(column) for block in blocks for column in block.values()):

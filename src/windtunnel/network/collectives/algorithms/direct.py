@@ -64,14 +64,11 @@ def _places(fabric: Fabric) -> Ids:
 
 
 def all_to_all(ranks: Ids, size_bytes: int | NDArray[np.integer]) -> Flows:
-    """Lay out an exchange of every rank with every other at once.
+    """Lay out an exchange of every rank with every other at once. InputError where nothing moves.
 
     Args:
         ranks: (n,) node ids.
         size_bytes: buffer of one rank, split evenly; or (n, n) bytes from each rank to each other.
-
-    Raises:
-        InputError: nothing moves.
     """
     ranks = np.asarray(ranks, np.int32)
     n = len(ranks)

@@ -28,6 +28,7 @@ def all_to_all_by_rail(
     ranks: Ids, num_servers: int, sent_bytes: NDArray[np.int64], forwarded_bytes: NDArray[np.int64], num_chunks: int = 1
 ) -> Flows:
     """Lay out an all-to-all in two hops: over the sender's rail to the server of the receiver, then inside it (DeepEP).
+    InputError where nothing moves.
 
     Args:
         ranks: (n,) node ids, server after server.
@@ -37,9 +38,6 @@ def all_to_all_by_rail(
         forwarded_bytes: (n, n) bytes from each rank to each other in all, forwarded by the rank on the same rail in the
             receiver's server; inside the sender's server they go directly.
         num_chunks: a chunk is forwarded when it has arrived, while the next one is sent.
-
-    Raises:
-        InputError: nothing moves.
     """
     rows = _rail_rows(by_server(ranks, num_servers), sent_bytes, forwarded_bytes, num_chunks)
     if not rows:

@@ -50,11 +50,7 @@ def _rings(call: CollectiveCall) -> Rings:
 
 
 def flows(call: CollectiveCall) -> Flows:
-    """Return the flows of all steps.
-
-    Raises:
-        InputError: there are too many, or none.
-    """
+    """Return the flows of all steps. InputError where there are too many, or none."""
     rings = rings_of(call)
     steps = ROUNDS[call.op] * (rings.num_ranks - 1)
     check_size(flows=rings.order.size * steps)

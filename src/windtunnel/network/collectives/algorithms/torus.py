@@ -71,11 +71,8 @@ def rings_of(fabric: Fabric, gpus: Ids) -> NDArray[np.int32] | None:
 
 
 def flows(call: CollectiveCall) -> Flows:
-    """Return the flows of all steps.
-
-    Raises:
-        InputError: the ranks are not whole rings of a torus, or there are too many flows.
-    """
+    """Return the flows of all steps. InputError where the ranks are not whole rings of a torus, or there are too many
+    flows."""
     ranks = rings_of(call.fabric, call.gpus)
     if ranks is None:
         raise InputError(

@@ -21,8 +21,9 @@ METHODS = {name: name for name in ("ngram", "mtp", "eagle", "draft_model")} | {"
 """Word for a method of drafting -> ours; `deepseek_mtp` and the like are `mtp`."""
 GRAPHS: Mapping[str, Mapping[str, Any]] = {
     "none": {"max_cudagraph_capture_size": 0},
-    "decode_only": {"piecewise_cudagraphs": False},
-    "with_pieces": {"piecewise_cudagraphs": True},
+    "pieces": {"piecewise_cudagraphs": True, "full_cudagraphs": False},
+    "decode_only": {"piecewise_cudagraphs": False, "full_cudagraphs": True},
+    "with_pieces": {"piecewise_cudagraphs": True, "full_cudagraphs": True},
 }
 """What CUDA graphs hold (`CUDAGraphMode`, vllm/config/compilation.py) -> our settings."""
 

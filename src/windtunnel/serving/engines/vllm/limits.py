@@ -22,10 +22,8 @@ def within_budget(given: EngineSettings, resolved: EngineSettings) -> EngineSett
     need it, and no fused all-reduce in a model that is not compiled.
 
     Source: vllm/engine/arg_utils.py, `_set_default_args`, and vllm/config/scheduler.py, `verify_max_model_len`, at
-    commit 01230b40; vllm/config/vllm.py, `_set_cudagraph_sizes` and `__post_init__` (0.9 to 0.33).
-
-    Raises:
-        InputError: more requests were asked for.
+    commit 01230b40; vllm/config/vllm.py, `_set_cudagraph_sizes` and `__post_init__` (0.9 to 0.33). InputError where
+    more requests were asked for.
     """
     seqs, budget = resolved.max_num_seqs, resolved.max_num_batched_tokens
     if seqs is None or budget is None:
