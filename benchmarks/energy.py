@@ -17,10 +17,11 @@ import argparse
 import multiprocessing
 import os
 import sys
+from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import compress, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,10 @@ from mlenergy import (
     scenario_of,
 )
 from reference import REFERENCE
+from windtunnel.calibration.validate import LEAST_SLOWER
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
-from windtunnel.metrics.power import PowerCurve, curve_of
+from windtunnel.metrics.power import PowerCurve, PowerTerms, curve_of
 from windtunnel.model.precision import Format
 from windtunnel.serving.analysis.device_use import step_work
 from windtunnel.serving.priced_deployments import PricedDeployments
@@ -87,6 +89,12 @@ class PoweredRow:
     def fraction(self, curve: PowerCurve, slower: float = 1.0) -> float:
         """Return the mean share of the power limit, where every step takes `slower` times its predicted time."""
         return float(np.average(curve.fraction(self.mbu / slower, self.mfu / slower), weights=self.duration_s))
+
+    def waited(self, curve: PowerCurve) -> bool:
+        """Whether `windtunnel validate` says that its devices waited (`RunPrediction.waiting`)."""
+        slow, idle = self.fraction(curve, self.slower), PowerTerms().idle_fraction
+        waiting = idle + (self.fraction(curve) - idle) / self.slower
+        return self.slower >= LEAST_SLOWER and self.measured_fraction < (slow + waiting) / 2
 
     def joules(self, curve: PowerCurve) -> float:
         return self.fraction(curve) * self.tdp_w * self.num_devices / self.scored.predicted["rate"]
@@ -215,7 +223,19 @@ def main() -> int:
     print(table(done, held_out(done, is_fitted), is_fitted))
     print("\nAs shipped\n")
     print(table(done, [curves[row.architecture] for row in done], is_fitted))
+    print_waiting(done, [row.waited(curves[row.architecture]) for row in done])
     return 0
+
+
+def print_waiting(rows: Sequence[PoweredRow], waited: Sequence[bool]) -> None:
+    """Print how many devices waited, and the errors of the median ITL with these rows and without."""
+    idle = Counter(f"{row.num_devices} x {row.scored.row['gpu_model']}" for row in compress(rows, waited))
+    print(f"\nIn {sum(waited)} rows, slower than predicted by a quarter, devices waited by their power: {dict(idle)}")
+    errors = [row.scored.predicted["median"] * 1e3 / float(row.scored.row["median_itl_ms"]) - 1 for row in rows]
+    for name, chosen in (("all", errors), ("others", [e for e, does in zip(errors, waited, strict=True) if not does])):
+        each = score(chosen)
+        assert each is not None
+        print(f"median ITL of {name}, {len(chosen)} rows: {each.median:.1%} / {each.p90:.1%} ({each.bias:+.1%})")
 
 
 def words(curve: PowerCurve) -> str:

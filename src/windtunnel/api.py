@@ -301,18 +301,12 @@ def collective(
 def diffusion(job: Mapping[str, Any] | Path | str, settings: Mapping[str, Any] | None = None) -> DiffusionResult:
     """Predict a batch of images or videos: `diffusion({"model": "FLUX.1-dev", "device": "h100_sxm", "batch": 4})`.
 
-    Args:
-        job: the keys of a diffusion job, or its file.
-        settings: as `--set` gives them: `{"parallelism.ulysses": 4}`; over what the job says.
-
-    Raises:
-        InputError: a key is wrong, or the model cannot be divided so.
-    """
-    is_file = not isinstance(job, Mapping)
+    `job` has the keys of a diffusion job, or names its file; `settings` change it: `{"parallelism.ulysses": 4}`.
+    InputError where a key is wrong, or the model cannot be divided so."""
     raw = read_raw(Path(job)) if isinstance(job, Path | str) else dict(encode(dict(job)))
     for path, value in (settings or {}).items():
         set_path(raw, path, value)
-    return simulate_diffusion(resolve_diffusion(job_from(raw, str(job) if is_file else "")))
+    return simulate_diffusion(resolve_diffusion(job_from(raw, str(job) if isinstance(job, Path | str) else "")))
 
 
 @checked

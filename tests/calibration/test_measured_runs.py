@@ -8,10 +8,12 @@ import pytest
 
 from windtunnel.calibration.measured_runs import read_client_files, read_table
 from windtunnel.calibration.run_files import read_measurements
+from windtunnel.calibration.validate import RunPrediction
 from windtunnel.errors import InputError
 from windtunnel.formats.clients.read import ClientResult, read_client_results
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.model.parallelism import Parallelism
+from windtunnel.report.calibration.validation import validation_report
 from windtunnel.serving.scenario import resolve
 from windtunnel.workload.arrivals import Arrivals, ClosedLoop, Gamma, Poisson, Static
 from windtunnel.workload.lengths import Uniform
@@ -267,6 +269,14 @@ def test_a_client_that_was_told_of_an_engine_tells_it(tmp_path: Path) -> None:
     engines = [run.scenario.deployment.engine for base in (unnamed, named) for run in read_client_files(path, base)
                if run.scenario]  # fmt: skip
     assert [engine.name for engine in engines] == ["sglang", "vllm"]
+
+
+def test_requests_that_failed_are_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+    path.write_text(json.dumps(VLLM | {"completed": 90}), encoding="utf-8")
+    (run,) = read_client_files(path, {"model": "llama-3.1-8b", "deployment": {"device": "h100_sxm"}})
+    report = validation_report([RunPrediction(run, "", {}, {}, "none", {})])
+    assert "of result, 10 requests failed and are not simulated" in report.lead
 
 
 def test_the_engine_of_one_result_is_not_that_of_the_next(tmp_path: Path) -> None:

@@ -113,6 +113,7 @@ def test_it_has_a_version(windtunnel: Command) -> None:
             "see `windtunnel simulate --help`",
         ),
         (["bench", "http://a/v1"], "got unexpected extra argument (http://a/v1)", "did you mean --endpoint URL?"),
+        (["bench", "a.yaml"], "got unexpected extra argument (a.yaml)", "did you mean --workload FILE?"),
         (["vidur", "config.json"], "--tables is missing", "see `windtunnel vidur --help`"),
         (
             ["train", "--model", "llama-3.1-8b", "--device", "l4"],

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import windtunnel as wt
+from windtunnel.errors import InputError
 from windtunnel.production.causes import CAUSES, TEXTS, Change
 from windtunnel.production.diagnose import LATENCIES, Diagnosis, diagnose, served_by
 from windtunnel.production.observed import Observed
@@ -154,6 +155,17 @@ def test_a_second_cause_is_not_named_for_what_the_prediction_leaves_open() -> No
     diagnosis = diagnose(scenario, recorded(replay_of(scenario, requests), requests, change))
     assert len(diagnosis.findings) == 1
     assert diagnosis.findings[0].name in ("batch_limit", "kv_preemption")  # each makes as many wait
+
+
+def test_times_in_milliseconds_are_refused_and_failed_requests_are_told_of() -> None:
+    scenario = described()
+    requests = sent(scenario)
+    run = recorded(replay_of(scenario, requests), requests, Change())
+    with pytest.raises(InputError, match="about 1,000 times as long as predicted") as refused:
+        diagnose(scenario, slowed(run, 1000.0))
+    assert refused.value.hint is not None
+    assert "ttft_ms and e2e_ms" in refused.value.hint
+    assert verdict(diagnose(scenario, replace(run, num_failed=7))).endswith("; 7 further requests failed.")
 
 
 def test_the_report_names_the_cause_and_what_to_change_in_the_engines_words() -> None:

@@ -175,6 +175,19 @@ def test_nothing_is_learnt_from_scatter_of_a_few_intervals() -> None:
     assert observe_record(server(), ServerRecord("metrics", rows)).learnt == "nothing"
 
 
+@pytest.mark.parametrize(
+    ("known", "message"),
+    [
+        ({"engine": "sglang"}, "metrics is of sglang, and the engine of the described server is vllm"),
+        ({"model": "Qwen/Qwen3-8B"}, "metrics has requests to Qwen/Qwen3-8B, and"),
+    ],
+)
+def test_what_another_server_emitted_is_refused(known: dict[str, str], message: str) -> None:
+    rows = np.zeros(60, INTERVAL)
+    with pytest.raises(InputError, match=message):
+        observe_record(server(), ServerRecord("metrics", rows, **known))  # type: ignore[arg-type]
+
+
 def test_an_idle_server_is_refused() -> None:
     with pytest.raises(InputError, match="no interval has 10 tokens behind others"):
         observe_record(server(), ServerRecord("metrics", np.zeros(30, INTERVAL)))

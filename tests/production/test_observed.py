@@ -36,6 +36,7 @@ def test_vllms_client_gives_every_request_but_those_that_failed(tmp_path: Path) 
     assert run.e2e_s[0] == pytest.approx(0.8)
     assert run.tpot_s[0] == pytest.approx(0.15)
     assert run.position[:2].tolist() == [0, 3]
+    assert run.num_failed == 2
 
 
 def test_spans_give_every_request_to_a_diagnosis_and_other_telemetry_does_not(tmp_path: Path) -> None:
@@ -211,4 +212,6 @@ def test_requests_without_an_answer_do_not_count() -> None:
     }
     run = observed(columns)
     assert run.arrival_s.size == 30
+    assert run.num_failed == 10
+    assert observed({**columns, "is_warmup": np.arange(count) < 4}).num_failed == 6
     assert np.isnan(run.tpot_s).all()

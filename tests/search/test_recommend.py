@@ -137,6 +137,9 @@ def test_wrong_names_are_refused() -> None:
         deployments_space(shared(), ["h100_sxn"], LIMITS, {})
     with pytest.raises(InputError, match=r"no checkpoint of .*nvidia/Qwen3-32B-NVFP4"):
         deployments_space(shared("nvidia/Qwen3-32B-NVFP4"), ["a100_sxm"], LIMITS, {})
+    for name in ("devices", "usd_per_hour", "power_w"):
+        with pytest.raises(InputError, match=f"{name} is 0; .* is needed"):
+            deployments_space(shared(), ["h100_sxm"], LIMITS, {name: 0})
 
 
 @pytest.fixture(scope="module")

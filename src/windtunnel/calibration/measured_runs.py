@@ -33,8 +33,8 @@ from windtunnel.serving.scenario import Scenario, keep_published_formats, scenar
 from windtunnel.serving.shorthand import lay_over
 from windtunnel.training.job import TrainingJob
 
-METRICS = ("tpot", "ttft", "e2e", "throughput", "step", "rate")
-"""Metrics: seconds per output token after the first, seconds to the first token and in all; output tokens a second.
+METRICS = ("tpot", "ttft", "e2e", "throughput", "power", "step", "rate")
+"""Metrics: seconds per output token after the first, seconds to the first token and in all; output tokens a second; W.
 Of training: seconds of a step, and FLOP/s of a device by the framework's count."""
 
 STATISTICS = ("mean", "p50")
@@ -122,6 +122,8 @@ class Measurement:
     """The number of accepted draft tokens was not recorded; the scenario says 0 until `accepting` sets it."""
     job: TrainingJob | None = None
     """The training job that was run, in place of a scenario."""
+    num_failed: int = 0
+    """Requests besides that were not answered."""
 
     @property
     def configuration(self) -> str:
@@ -247,7 +249,7 @@ def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
     unknown = _unknown_version(base, ())
     for result in read_client_results(path):
         values = vars(result)
-        _check_model(path, str(result.model), str(base["model"]))
+        check_model(path.name, str(result.model), str(base["model"]))
         if result.concurrency is None and result.rate_per_s is None:
             hint = f"`windtunnel gate --measured {path} --baseline OTHER` compares it with an earlier one"
             raise InputError(f"{path.name}: {result.client} does not record the load, so it cannot be simulated", hint)
@@ -261,11 +263,12 @@ def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
                 settings.setdefault("name", result.engine)
         scenario = scenario_from({**described, "workload": workload}, path.name)
         labels = _labels(scenario, values)
-        runs.append(Measurement(result.id, scenario, "", result.measured, labels, unknown=unknown))
+        run = Measurement(result.id, scenario, "", result.measured, labels, unknown=unknown)
+        runs.append(replace(run, num_failed=result.num_failed))
     return runs
 
 
-def _check_model(path: Path, sent_to: str, served: str) -> None:
+def check_model(source: str, sent_to: str, served: str) -> None:
     """Raise InputError where a client sent to one model of the catalog, and one of another shape is said to have
     served it.
     """
@@ -275,7 +278,7 @@ def _check_model(path: Path, sent_to: str, served: str) -> None:
         shapes = [msgspec.structs.replace(catalog.model(name), name="") for name in (sent_to, served)]
         is_other = sent_to not in (served, *catalog.checkpoints(served)) and shapes[0] != shapes[1]
     if is_other:
-        said = f"{path.name} has requests to {sent_to}, and {served} is said to have served them"
+        said = f"{source} has requests to {sent_to}, and {served} is said to have served them"
         raise InputError(said, "name the server of these requests")
 
 
@@ -495,21 +498,23 @@ MARK = '{"windtunnel":"measured_run"'
 class Measured(Schema):
     """Measured values of a run; unmeasured ones are left out."""
 
-    ttft_s: float | None = None
-    """Time to the first token."""
     tpot_s: float | None = None
     """Time per output token after the first."""
+    ttft_s: float | None = None
+    """Time to the first token."""
     e2e_s: float | None = None
     """Latency of a request."""
     output_tokens_per_s: float | None = None
     """Output tokens per second of the whole deployment."""
+    power_w: float | None = None
+    """Mean power of all its devices."""
     step_s: float | None = None
     """Time of a training step."""
     flops_per_s: float | None = None
     """FLOP/s of one device in training, by the framework's count."""
 
 
-_FIELDS = dict(zip(METRICS, ("tpot_s", "ttft_s", "e2e_s", "output_tokens_per_s", "step_s", "flops_per_s"), strict=True))
+_FIELDS = dict(zip(METRICS, Measured.__struct_fields__, strict=True))
 """Metric of a `Measurement` -> field of `Measured`."""
 
 _SHARED = ("id", "refused", "statistic", "use", "weight", "labels", "unknown", "lacks_acceptance")

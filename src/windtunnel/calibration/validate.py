@@ -18,12 +18,14 @@ from windtunnel.metrics.summary import Distribution
 from windtunnel.metrics.uncertainty import Interval
 from windtunnel.pricing.estimator import Coverage
 from windtunnel.processes import WorkerProcesses
+from windtunnel.serving.analysis.device_use import power_model, step_draw_w, step_work
 from windtunnel.serving.calibration import LearntAcceptance, acceptance_of
 from windtunnel.serving.prepared import prepare
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.results import Result
 from windtunnel.serving.run import Progress
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.simulate import serve_scenario
 from windtunnel.training.pricing import TrainingPricer
 from windtunnel.training.setup import TrainingSetup
@@ -67,6 +69,15 @@ class RunPrediction:
         return math.nan if measured is None or predicted is None else predicted / measured - 1
 
     @property
+    def waiting(self) -> str:
+        """That its devices waited, where a slow run drew too little power for its steps; empty where it did not."""
+        measured_w, slow_w = self.measurement.measured.get("power", math.inf), self.facts.get("slow_w", 0.0)
+        if measured_w >= (slow_w + self.facts.get("waiting_w", 0.0)) / 2:
+            return ""
+        drew = f"its devices drew {measured_w:,.0f} W, and steps this slow would draw {slow_w:,.0f} W"
+        return f"{drew}: they waited for their host or the client"
+
+    @property
     def reason(self) -> str:
         """A fact about the run that bears on an error; empty where there is none.
 
@@ -78,6 +89,8 @@ class RunPrediction:
             return f"the record calls it odd: {labels['odd'].replace('_', ' ')}"
         if self.odd:
             return self.odd
+        if waiting := self.waiting:
+            return waiting
         if facts.get("unfit"):
             return "its devices' memory is predicted not to suffice"
         if scenario is not None and scenario.deployment.settings_assumed:
@@ -171,10 +184,11 @@ def _predicted(measurement: Measurement, calibration: str | None, priced: Priced
     requests = generate(scenario.workload, scenario.seed)
     prepared = prepare(scenario, requests, estimator_of=priced.estimator, lower=priced.lower)
     result = serve_scenario(scenario, prepared, requests)
+    predicted = _metrics(result, measurement)
     return RunPrediction(
         measurement=measurement,
         refused="",
-        predicted=_metrics(result, measurement),
+        predicted=predicted,
         intervals={name: interval for name, interval in result.intervals.items() if name in METRICS},
         calibration=setup.calibration_name or "",
         facts={
@@ -184,6 +198,7 @@ def _predicted(measurement: Measurement, calibration: str | None, priced: Priced
             "preemptions": float(result.summary.utilisation.num_preemptions),
             "roofline": result.coverage.get(Coverage.ROOFLINE, 0.0),
             "scaled": result.coverage.get(Coverage.SCALED, 0.0),
+            **_draws(result, measurement, predicted),
         },
         remarks=(*result.calibration_remarks, *remarks),
         percentiles={
@@ -237,12 +252,36 @@ def _distributions(result: Result) -> dict[str, Distribution]:
     return {name: distribution for name, distribution in known.items() if distribution is not None}
 
 
+def _draws(result: Result, measurement: Measurement, predicted: Mapping[str, float]) -> dict[str, float]:
+    """Return what all devices of a slow run draw if every step takes as much longer as its tokens took (`slow_w`), and
+    if they wait instead (`waiting_w`); nothing where the run is not slow, or its power not known.
+    """
+    ratios = [measurement.measured[name] / predicted[name] for name in ("tpot", "throughput") if name in predicted]
+    slower = 0.0 if not ratios else ratios[0] if "tpot" in predicted else 1 / ratios[0]
+    model = power_model(result.scenario.deployment, result.setup)
+    if slower < LEAST_SLOWER or "power" not in measurement.measured or model is None or result.pools:
+        return {}
+    setup, steps, num_devices = result.setup, result.steps, result.summary.num_devices
+    work, duration_s = step_work(setup.device, shard_of(setup), steps), slower * steps["duration_s"]
+    draw_w = step_draw_w(result.scenario.deployment, setup, work, duration_s)
+    assert draw_w is not None  # as the model's is known
+    idle_w = model.at(0.0) * num_devices
+    return {
+        "slow_w": float(model.at_meter(np.average(draw_w, weights=duration_s))) * num_devices,
+        "waiting_w": idle_w + (predicted["power"] - idle_w) / slower,
+    }
+
+
 def _metrics(result: Result, measurement: Measurement) -> dict[str, float]:
     values = {name: getattr(known, measurement.statistic) for name, known in _distributions(result).items()}
     values["throughput"] = result.summary.throughput.output_tokens_per_s
+    if result.summary.power is not None:
+        values["power"] = result.summary.power.mean_w
     return {name: value for name, value in values.items() if name in measurement.measured}
 
 
+LEAST_SLOWER = 1.25
+"""Measured over predicted time of a token from which measured power tells devices that waited from slow ones."""
 LEAST_RUNS = 3
 """Runs of a series, and of its siblings, that a judgement needs."""
 MOST_SPREAD = 0.75

@@ -377,7 +377,7 @@ def entry(path: Path, kind: type[EntryT]) -> EntryT:
 
 
 def _entry(path: Path, kind: Any) -> Any:
-    return decode(read_yaml(path), kind, path.name)
+    return decode(read_yaml(path), kind, str(Path(*path.parts[-2:])))
 
 
 _shipped_entry = cache(_entry)

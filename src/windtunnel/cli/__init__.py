@@ -170,9 +170,10 @@ def _usage_error(error: "click.UsageError") -> tuple[str, str | None]:
         about = f"{error.option_name} {option.metavar}: {getattr(option, 'help', '')}"
         return f"{error.option_name} is given without its {option.metavar}", about.rstrip(".")
     message = _sentence(error.format_message())
-    if error.ctx and message.startswith("got unexpected extra") and "(http" in message:
-        urls = [option.opts[0] for option in error.ctx.command.params if getattr(option, "metavar", None) == "URL"]
-        see = f"did you mean {urls[0]} URL?" if urls else see
+    if error.ctx and message.startswith("got unexpected extra"):
+        options = {getattr(option, "metavar", None): option.opts[0] for option in reversed(error.ctx.command.params)}
+        kind = "URL" if "(http" in message else "FILE"
+        see = f"did you mean {options[kind]} {kind}?" if options.get(kind) in ("--endpoint", "--workload") else see
     return message, see
 
 

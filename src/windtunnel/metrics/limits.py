@@ -153,8 +153,8 @@ def check_limited(task: str, metrics: Iterable[str]) -> None:
     """Raise InputError for a limit on tokens where requests end with their prompt."""
     for metric in metrics if task != "generate" else ():
         if metric in ("ttft", "tpot", "itl"):
-            message = f"a limit of {METRICS[metric]} says nothing here: task is {task!r}, whose requests have no output"
-            raise InputError(message, "limit the whole latency, for instance e2e_p99=200ms")
+            said = f"a limit of {METRICS[metric]} says nothing here: task is {task!r}, whose requests have no output"
+            raise InputError(said, "limit the whole latency, for instance e2e_p99=200ms")
 
 
 def limits_of(slo: Slo | None) -> tuple[Limit, ...]:

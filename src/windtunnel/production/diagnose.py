@@ -182,7 +182,7 @@ def diagnose(
     search = _Search(replay, recorded, bias, widths, healthy, bool(before))
     means = search.means(Change())
     if all(500 < recorded_s / means[name] < 2000 for name, recorded_s in search.recorded_means.items()):
-        hint = "seconds are needed; columns in milliseconds are ttft_ms and e2e_ms"
+        hint = "milliseconds belong in ttft_ms and e2e_ms"
         raise InputError("all recorded times are about 1,000 times as long as predicted", hint)
     found, others = search.findings(progress)
     usd = healthy.summary.cost

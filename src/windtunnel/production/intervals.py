@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from windtunnel.calibration.measured_runs import check_model
 from windtunnel.calibration.steps.fit import shown_share
 from windtunnel.calibration.steps.price import HOST, KINDS, OUTLIER, PricedSteps, price_every_step, without_outliers
 from windtunnel.calibration.steps.read import COLUMNS, StepRun
@@ -200,6 +201,7 @@ def price_intervals(run: StepRun, record: ServerRecord, estimator_of: Callable[[
     """
     setup = run.setup
     assert setup is not None
+    _check_server(run, setup.engine.name, record)
     limit = setup.engine.max_num_batched_tokens
     assert limit is not None
     taken = steps_of(record, limit)
@@ -234,6 +236,15 @@ def price_intervals(run: StepRun, record: ServerRecord, estimator_of: Callable[[
         decode_share=decode_share,
     )
     return without_outliers(priced.taken(~_has_slow_gaps(priced, taken, every.predicted_s, record)))
+
+
+def _check_server(run: StepRun, described: str, record: ServerRecord) -> None:
+    """Raise InputError where another engine or model emitted a record than the one that is described."""
+    if record.model:
+        check_model(run.name, record.model, run.model)
+    if record.engine not in ("", described) and described in DECLARED:
+        said = f"{run.name} is of {record.engine}, and the engine of the described server is {described}"
+        raise InputError(said, f"--engine {record.engine}, or the command of the server that emitted it")
 
 
 def _has_slow_gaps(priced: PricedSteps, taken: IntervalSteps, row_s: Floats, record: ServerRecord) -> Bools:

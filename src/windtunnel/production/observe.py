@@ -147,9 +147,8 @@ def _observe(
     fitted_on = f"{run.name}: the first {learning.kind.size} of {place.size} recorded {what}s"
     calibration = _calibration(fitted_on, run.setup, factors)
     repriced = price(with_calibration(run, calibration), PricedDeployments().estimator)
-    spread = _spreads(repriced.taken(np.arange(repriced.kind.size) >= end), 2 * least)
-    calibration = msgspec.structs.replace(calibration, spread=spread)
     rest = repriced.taken(np.arange(repriced.kind.size) >= end)
+    calibration = msgspec.structs.replace(calibration, spread=_spreads(rest, 2 * least))
     return Observation(
         run=run.label,
         calibration=calibration,
@@ -171,12 +170,9 @@ def _unidentified(steps: PricedSteps, names: Sequence[str]) -> list[str]:
     """
     columns, shown = terms(steps), _host_factors(steps, names).shown(steps)
     shown *= shown.mean() >= LEAST_SHOWN
-    shown_s = {
-        name: (shown * columns[name] * (steps.decode_share if name in fit.APART else 1.0)).sum()
-        for name in FAMILIES
-        if name in columns and columns[name].any()
-    }
-    return [name for name, seconds in shown_s.items() if seconds < LEAST_SHARE * steps.predicted_s.sum()]
+    columns = {name: columns[name] for name in FAMILIES if name in columns and columns[name].any()}
+    counted = {name: steps.decode_share * column if name in fit.APART else column for name, column in columns.items()}
+    return [name for name, s in counted.items() if (shown * s).sum() < LEAST_SHARE * steps.predicted_s.sum()]
 
 
 def _host_factors(steps: PricedSteps, names: Sequence[str]) -> Factors:

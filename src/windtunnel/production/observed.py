@@ -244,7 +244,7 @@ def _detailed(path: Path) -> dict[str, NDArray[Any]]:
             **counts,
         }
     except (ValueError, KeyError, TypeError) as error:
-        hint = "vllm bench serve --save-result --save-detailed writes it"
+        hint = "newer versions of vllm bench serve --save-result --save-detailed write it"
         raise InputError(f"{path} has no list of every request: {error}", hint) from None
 
 

@@ -184,6 +184,7 @@ def diagnosis_document(diagnosis: Diagnosis) -> dict[str, Any]:
         "verdict": verdict(diagnosis),
         "provision": _provision(diagnosis),
         "is_slow": bool(diagnosis.late),
+        "num_failed": diagnosis.num_failed,
         "late": list(diagnosis.late),
         "recorded_s": dict(diagnosis.recorded_s),
         "predicted_s": dict(diagnosis.healthy_s),

@@ -85,8 +85,8 @@ def quantity(name: str, value: float) -> str:
         return format_si(value, "FLOP" if name.endswith("_flops") else "FLOP/s")
     if name.startswith("mean_"):
         return f"{value:,.1f}"
-    if "usd" in name:  # as 0.044 and 1.25: two digits of what is less than ten cents
-        return f"{value:,.2f}" if value >= 0.0995 or value <= 0 else f"{value:#.2g}"
+    if "usd" in name:
+        return f"{value:#.2g}" if 0 < value < 0.0995 else f"{value:,.2f}"
     return f"{value:,.0f}" if name.startswith("num_") else number(value)
 
 

@@ -76,7 +76,7 @@ class Scenario(Schema):
 
 SCENARIO_HINT = "`windtunnel init serving` writes one to begin with"
 OTHER_FILES = {
-    "vary": ("is a search space", "give it to windtunnel search, or leave vary out"),
+    "vary": ("is a search space", "give it to windtunnel search, or take that section out of the file"),
     "global_batch": ("describes a training job", "give it to windtunnel train, or with `vary` to windtunnel search"),
     "summary": ("is a result", "simulate the scenario.yaml beside it"),
 }

@@ -12,6 +12,7 @@ import pytest
 from live_twins import scenario_of, served
 from windtunnel.errors import InputError
 from windtunnel.formats.telemetry import prometheus
+from windtunnel.schema import read_yaml
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -70,6 +71,12 @@ def test_saved_scrapes_give_a_calibration_and_a_scenario(
     watched = windtunnel("observe", str(folder), *server, "--watch", str(out / "calibration.yaml"), "--json")
     assert watched.code == 0, watched.stderr
     assert json.loads(watched.stdout)["has_drifted"] is False
+    for path in folder.iterdir():
+        text = path.read_text()
+        path.write_text(text + text.replace('engine="0"', 'engine="1"'), encoding="utf-8")
+    several = windtunnel("observe", str(folder), *server, "--out", str(tmp_path / "two"))
+    assert "2 engines, and so many replicas are in the scenario" in several.stderr
+    assert read_yaml(tmp_path / "two" / "scenario.yaml")["deployment"]["replicas"] == 2
 
 
 @pytest.mark.full

@@ -466,6 +466,24 @@ def test_spans_of_tempo_and_jaeger_say_the_same(tmp_path: Path) -> None:
     assert all(each["ttft_s"] == read_columns[0]["ttft_s"] for each in read_columns)
 
 
+def test_logs_tell_their_engine_and_model(tmp_path: Path) -> None:
+    path, lines = tmp_path / "server.log", [LOG.format(second=second, rate=300, running=8) for second in (10, 20, 30)]
+    path.write_text("\n".join(["INFO 05-19 10:12:00 [core.py:58] with config: model='Qwen/Qwen3-8B',", *lines]))
+    assert (read(path).engine, read(path).model) == ("vllm", "Qwen/Qwen3-8B")
+
+
+@pytest.mark.parametrize("kind", ["services", "models"])
+def test_spans_of_two_servers_are_refused(kind: str, tmp_path: Path) -> None:
+    path, resources = tmp_path / "spans.json", []
+    for name in ("llama", "qwen"):
+        told = {"key": "service.name", "value": {"stringValue": name if kind == "services" else "vllm"}}
+        one = span(0, **({} if kind == "services" else {"gen_ai.response.model": {"stringValue": name}}))
+        resources.append({"resource": {"attributes": [told]}, "scopeSpans": [{"spans": [one] * 20}]})
+    path.write_text(json.dumps({"resourceSpans": resources}), encoding="utf-8")
+    with pytest.raises(InputError, match=r"requests of several servers: (vllm )?llama, (vllm )?qwen"):
+        read(path)
+
+
 def test_spans_in_milliseconds_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "spans.json"
     late = span(0, **{"gen_ai.latency.e2e": {"doubleValue": 2500.0}})

@@ -17,6 +17,7 @@ from serving.per_request.test_loop import first_come
 from serving.test_pools import Case
 from serving.test_pools import cases as pool_cases
 from windtunnel.metrics.fleet import lost_steps
+from windtunnel.report.serving.setup import deployment_text
 from windtunnel.serving import codes
 from windtunnel.serving.codes import BOTH, PREFILL
 from windtunnel.serving.over_time import over_time
@@ -220,6 +221,7 @@ def test_decode_replicas_follow_their_load() -> None:
     price = prefill.usd_per_hour / 2
     assert 2 * price < decode.usd_per_hour < 12 * price
     assert decode.mean_devices == pytest.approx(decode.usd_per_hour / price)
+    assert deployment_text(result.scenario.deployment).endswith("decode: 2 to 12 x h100_sxm")
     use, throughput = result.summary.utilisation, result.summary.throughput
     held = [2, decode.mean_devices / 2]
     busy = [pool.utilisation.busy_fraction for pool in (prefill, decode)]

@@ -31,8 +31,7 @@ WORDS: Mapping[str, dict[str, Any]] = read_yaml(Path(__file__).with_name("words.
 """Words of Megatron's arguments -> ours, by subject."""
 RECOMPUTED, _LAUNCHERS = WORDS["recomputed"], WORDS["launchers"]
 _STARTS = {"srun", "mpirun", "mpiexec"}
-_UNSET = "$"
-"""Key of what should have been options, and is not known."""
+_UNSET = "$"  # key of what should have been options, and is not known
 _LOG_LINE = re.compile(r"(\w+) \.{2,} (.*?)\s*$")
 
 

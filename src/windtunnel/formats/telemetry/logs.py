@@ -24,6 +24,8 @@ _LINE = re.compile(
 """vllm/v1/metrics/loggers.py (0.8 to 0.24), and vllm/engine/metrics.py before it, which calls waiting requests pending.
 A line of `--aggregate-engine-logging` has the sums of requests and tokens, and the mean of the KV caches."""
 _DRAFTED = re.compile(r"Drafted: [1-9]|Number of draft tokens: [1-9]")
+_MODEL = re.compile(r"\bmodel(?:_path)?='([^'\n]+)'")
+"""Of vLLM's line on its configuration, and SGLang's `server_args=`."""
 _CAPACITY = re.compile(r"GPU KV cache size: ([\d,]+) tokens")
 _BATCH = re.compile(r"(?P<kind>Prefill|Decode) batch(?: \[\d+\])?[.,] (?P<values>#[^\n]*)")
 """sglang/srt/managers/scheduler.py (0.4), sglang/srt/managers/scheduler_metrics_mixin.py (0.5) and
@@ -72,7 +74,8 @@ def read_log(path: Path) -> ServerRecord:
     # Engines log apart, and their intervals are not added up, unless one line has all of them.
     together = max(int(line["engines"] or 1) for lines in engines.values() for _, line in lines)
     intervals = np.sort(np.array(rows, INTERVAL), order="start_s")
-    return ServerRecord("vLLM log", intervals, together, is_estimated=True)
+    model = (_MODEL.findall(text) or [""])[0]
+    return ServerRecord("vLLM log", intervals, together, is_estimated=True, engine="vllm", model=model)
 
 
 def speculates(where: Path | str) -> InputError:
@@ -130,7 +133,8 @@ def read_sglang_log(path: Path) -> ServerRecord:
         hint = f"SGLang logs one every {steps} decode steps; give the log of one that decodes"
         raise InputError(f"{path} has fewer than two lines on decoding", hint)
     intervals = np.sort(np.array(rows, INTERVAL), order="start_s")
-    return ServerRecord("SGLang log", intervals, prompts_apart=True, is_estimated=True)
+    model = (_MODEL.findall(text) or [""])[0]
+    return ServerRecord("SGLang log", intervals, prompts_apart=True, is_estimated=True, engine="sglang", model=model)
 
 
 def _decode_intervals(lines: Sequence[tuple[float, str, dict[str, str]]], steps: int) -> Iterator[tuple[float, ...]]:

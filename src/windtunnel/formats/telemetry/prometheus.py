@@ -70,6 +70,7 @@ class Scrape:
     capacity_tokens: float = math.nan
     """Tokens that the KV caches hold."""
     is_sglang: bool = False
+    model: str = ""
     other: str = ""
     """Name of a metric of something else that is known."""
     counters: dict[tuple[str, ...], float] = field(default_factory=dict)
@@ -111,6 +112,7 @@ def scrape_of(samples: Iterable[Sample], time_s: float) -> Scrape:
             scrape.values[key] = scrape.values.get(key, 0.0) + value
     if len(models - {""}) > 1:
         raise InputError(f"metrics of two models: {' and '.join(sorted(models - {''})[:2])}", "scrape one server")
+    scrape.model = next(iter(models - {""}), "")
     scrape.num_engines, scrape.capacity_tokens = max(len(engines), 1), capacity_tokens or math.nan
     return scrape
 
@@ -211,7 +213,8 @@ def record_of(scrapes: Sequence[Scrape]) -> ServerRecord:
     left_out = format_count(len(timed) - len(pairs), "interval")
     notes = [f"{left_out} left out: a server was restarted, came or went"] if len(pairs) < len(timed) else []
     steps, gaps = histograms("iteration"), histograms("itl")
-    return ServerRecord(SOURCE, rows, last.num_engines, steps, gaps, lengths, prompts_apart=last.is_sglang, notes=notes)
+    record = ServerRecord(SOURCE, rows, last.num_engines, steps, gaps, lengths, prompts_apart=last.is_sglang)
+    return replace(record, notes=notes, engine="sglang" if last.is_sglang else "vllm", model=last.model)
 
 
 def _restarted(before: Scrape, after: Scrape) -> bool:

@@ -83,6 +83,9 @@ class ServerRecord:
     """Whether times between tokens are not measured, but follow from throughput and running requests."""
     notes: Sequence[str] = ()
     """What was left out."""
+    engine: str = ""
+    """Engine that emitted it, and the model as the server calls it; empty: not known."""
+    model: str = ""
 
 
 def request_intervals(columns: Mapping[str, NDArray[Any]]) -> NDArray[Any]:

@@ -41,7 +41,7 @@ def read_spans(path: Path) -> ServerRecord:
     """Read the requests that spans describe; those without token counts or times are passed over. InputError for no
     such span, or another structure."""
     columns: dict[str, list[float]] = {name: [] for name in ("arrival_s", *ATTRIBUTES)}
-    servers: dict[str, set[str]] = {name: set() for name in SERVERS}
+    servers = set[str]()
     try:
         for arrival_s, lasted_s, attributes in chain.from_iterable(map(_spans, FileContent(path).documents)):
             values = {
@@ -57,16 +57,14 @@ def read_spans(path: Path) -> ServerRecord:
                 continue
             for name, value in {"arrival_s": arrival_s, **values}.items():
                 columns[name].append(float(value or 0.0))
-            for name, known in servers.items():
-                known.update([str(attributes[name])] if attributes.get(name) else ())
+            servers.add(" ".join(str(attributes[name]) for name in SERVERS if attributes.get(name)))
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise InputError(f"{path}: a span lacks or misstates {error}") from None
     if not columns["arrival_s"]:
         raise InputError(f"{path} has no span of a request", "gen_ai.usage and gen_ai.latency attributes are needed")
-    for name, known in servers.items():
-        if len(known) > 1:
-            several = " and ".join(sorted(known))
-            raise InputError(f"{path} has requests of several servers: {name} is {several}", "give the spans of one")
+    if len(servers) > 1:
+        several = ", ".join(name or "one without a name" for name in sorted(servers))
+        raise InputError(f"{path} has requests of several servers: {several}", "give the spans of one")
     return record_of_requests("OpenTelemetry spans", columns)
 
 

@@ -17,9 +17,9 @@ from windtunnel.schema import fields_of
 from windtunnel.units import format_count, format_seconds
 
 LATENCIES = {"tpot": "TPOT", "ttft": "TTFT", "e2e": "end to end", "step": "step time"}
-RATES = {"throughput": ("tokens/s", 1.0), "rate": ("TFLOP/s", 1e-12)}
-"""Metric that is a rate -> its unit, and how many of that are one of ours."""
-NAMES = {**LATENCIES, "throughput": "throughput", "rate": "rate of a device"}
+RATES = {"throughput": ("tokens/s", 1.0), "power": ("W", 1.0), "rate": ("TFLOP/s", 1e-12)}
+"""Metric that is not a time -> its unit, and how many of that are one of ours."""
+NAMES = {**LATENCIES, "throughput": "throughput", "power": "power", "rate": "rate of a device"}
 GROUPS = (
     *("mode", "engine", "framework", "device", "devices", "model", "format", "parallelism"),
     *("concurrency", "prompt", "source"),
@@ -146,7 +146,9 @@ def validation_report(
     apart = [place for place, run in enumerate(predictions) if run.measurement.lacks_acceptance]
     lead = [f"left out by their use: {', '.join(f'{count:,} {name}' for name, count in (left_out or {}).items())}"]
     names = sorted({run.calibration or "none" for run in predictions if not run.refused})
-    how = [*(lead if left_out else []), *document["inferred"], f"calibration: {', '.join(names)}", DEFINITION]
+    failed = {run.measurement.id: run.measurement.num_failed for run in predictions if run.measurement.num_failed}
+    told = [f"of {run}, {format_count(count, 'request')} failed and are not simulated" for run, count in failed.items()]
+    how = [*(lead if left_out else []), *told, *document["inferred"], f"calibration: {', '.join(names)}", DEFINITION]
     title = f"{document['predicted']:,} of {format_count(document['runs'], 'run')} predicted"
     about: list[Block] = [OnPage(lambda: [f"{source}: predicted against measured."])] if source else []
     return Report(title, [*about, *how], validation_sections(document, apart), verdict=verdict_of(document))

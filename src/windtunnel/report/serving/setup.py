@@ -52,11 +52,12 @@ def deployment_line(setup: Setup, replicas: int = 1, max_replicas: int | None = 
 def deployment_text(deployment: Deployment) -> str:
     """Return a deployment in the scenario's own words, without looking anything up: `4 x h100_sxm (TP 4); vllm`."""
     if deployment.pools:
-        return "; ".join(
-            f"{pool.name}: {pool.replicas * (pool.parallelism or deployment.parallelism).num_devices} x "
-            f"{pool.device or deployment.device}"
-            for pool in deployment.pools
-        )
+        texts = []
+        for pool in deployment.pools:
+            each = (pool.parallelism or deployment.parallelism).num_devices
+            numbers = sorted({pool.fewest_replicas * each, pool.most_replicas * each})
+            texts.append(f"{pool.name}: {' to '.join(map(str, numbers))} x {pool.device or deployment.device}")
+        return "; ".join(texts)
     parallelism, engine = deployment.parallelism, deployment.engine
     copies = _replicas_text(deployment.replicas, deployment.most_replicas)
     served_by = " ".join(filter(None, (engine.name, engine.version)))

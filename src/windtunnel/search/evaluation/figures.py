@@ -18,6 +18,7 @@ from windtunnel.search.space.space import Budget
 from windtunnel.serving.analysis.device_use import power_model
 from windtunnel.serving.prepared import PreparedDeployment
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
+from windtunnel.units import format_count
 
 FIGURES: Mapping[str, str] = read_yaml(Path(__file__).with_name("figures.yaml"))
 """Name -> meaning. Figures that need an unknown price or power are absent."""
@@ -69,7 +70,7 @@ def load_worth(objective: str, score: float, takes: Takes, mean_output: float) -
 def check_budget(takes: Takes, budget: Budget) -> None:
     """Raise InputError where a deployment takes more than `budget` allows."""
     if budget.devices is not None and takes.devices > budget.devices:
-        raise InputError(f"{takes.devices} devices; the budget is {budget.devices}")
+        raise InputError(f"{format_count(takes.devices, 'device')}; the budget is {budget.devices}")
     if budget.usd_per_hour is not None:
         if takes.usd_per_hour is None:
             raise InputError("its price is not known, and the budget is in dollars", "give price_usd_per_hour")

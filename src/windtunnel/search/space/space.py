@@ -51,9 +51,9 @@ ENGINE_PREFIX = "deployment.engine."
 class Budget(schema.Schema):
     """Limits on a deployment's resources; None: no limit."""
 
-    devices: int | None = None
-    usd_per_hour: float | None = None
-    power_w: float | None = None
+    devices: schema.AtLeastOne | None = None
+    usd_per_hour: schema.Positive | None = None
+    power_w: schema.Positive | None = None
     """Power with all devices busy."""
 
 

@@ -129,8 +129,8 @@ def side_uses(
 ) -> list[SideUse]:
     """Return the use of attention and feed-forward devices; nothing where each device computes both.
 
-    `held_s` is the time that replicas hold their devices, summed. Ranks share a row's counts evenly. In a step with prompts what is neither feed-forward nor communication is
-    attention's.
+    `held_s` is the time that replicas hold their devices, summed. Ranks share a row's counts evenly. In a step with
+    prompts what is neither feed-forward nor communication is attention's.
     """
     if lowered.sides is None or lowered.mixed_ffn_s is None or parallelism.ffn is None:
         return []

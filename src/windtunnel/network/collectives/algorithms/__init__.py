@@ -3,8 +3,8 @@
 A module defines what it can do; an installed one joins by an entry point in the group `windtunnel.collectives`:
 
 - `OPERATIONS`: names of the operations whose flows it lays out; empty where it has only a closed form.
-- `flows(call) -> Flows`: the point-to-point flows of a `CollectiveCall`. Raises InputError where its ranks cannot use
-  the algorithm.
+- `flows(call) -> Flows`: the point-to-point flows (`network/flows.py`) of a `CollectiveCall` (`collectives/call.py`).
+  Raises InputError where its ranks cannot use the algorithm.
 - `CLOSED_FORM` (optional): the `ClosedForm` by which NCCL chooses, and which the analytic backend times.
 - `seconds(calls, backend) -> float | None` (optional): when all of some calls that run at once are complete, where the
   backend can tell without all flows; None where it cannot.
