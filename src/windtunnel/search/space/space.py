@@ -152,8 +152,9 @@ def space_from(
         shared, own_keys = (beside(table, folder.resolve()) for table in (shared, own_keys))
     space = schema.decode({**own_keys, "job" if is_training else "scenario": shared}, Space, source)
     if not is_training:
-        task = (shared.get("workload") or {}).get("task", "generate")
-        check_limited(task, [limit.metric for limit in limits_from(space.limits)])
+        workload = shared.get("workload")
+        if isinstance(workload, dict):
+            check_limited(workload.get("task", "generate"), [limit.metric for limit in limits_from(space.limits)])
     strategies = STRATEGIES.names()
     message = f"{source}: $.strategy is {space.strategy!r}, which is not known"
     check_known(space.strategy, strategies, message, f"known here: {', '.join(strategies)}")
