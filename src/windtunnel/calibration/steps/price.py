@@ -226,16 +226,6 @@ def _priced(cost: StepCost, rows: NDArray[np.void], group_tokens: Ints) -> Float
     return step_s
 
 
-def launched_s(device_s: Floats, launch_s: Floats) -> Floats:
-    """Return durations of steps, as `step_cost.launched_s` does."""
-    return np.asarray(np.where(launch_s > 0, (device_s**8 + launch_s**8) ** (1 / 8), device_s))
-
-
-def shown_share(device_s: Floats, launch_s: Floats) -> Floats:
-    """Return the derivative of `launched_s` by the device's time: 1 without launches, near 0 where they take longer."""
-    return np.asarray((device_s / launched_s(device_s, launch_s)) ** 7)
-
-
 def without_outliers(priced: PricedSteps) -> PricedSteps:
     """Leave out steps that are far from others of their kind, and pairs of which the first holds part of the second."""
     ratio = priced.measured_s / priced.predicted_s
