@@ -108,8 +108,6 @@ class PoolSummary(Schema):
     role: str
     num_replicas: int
     num_devices: int
-    mean_devices: float
-    """Devices that are held, averaged over the run; `num_devices` are there at most."""
     utilisation: Utilisation
     time_fractions: dict[str, float]
     stages: tuple["StageUse", ...]
@@ -119,6 +117,8 @@ class PoolSummary(Schema):
     """Of a pool of encoders; None for others."""
     sides: tuple[SideUse, ...] = ()
     """Attention and feed-forward devices, where they are not the same."""
+    mean_devices: float | None = None
+    """Devices that are held, averaged over the run, of `num_devices` at most; None in results that do not say."""
 
 
 class StageUse(Schema):
@@ -325,7 +325,7 @@ def span_of(requests: Table) -> float:
 
 def with_pools(summary: Summary, requests: Table, pools: Sequence[PoolSummary], terms: PowerTerms) -> Summary:
     """Return the summary of a deployment with pools; its shares are means over replicas or over busy time."""
-    replicas = [pool.num_replicas * pool.mean_devices / pool.num_devices for pool in pools]
+    replicas = [pool.num_replicas * (pool.mean_devices or pool.num_devices) / pool.num_devices for pool in pools]
     busy = [held * pool.utilisation.busy_fraction for held, pool in zip(replicas, pools, strict=True)]
     means = {
         name: float(np.average([getattr(pool.utilisation, name) for pool in pools], weights=weights))

@@ -268,7 +268,7 @@ def _summary(
     limits = limits_of(scenario, requests)
     if deployment.pools:
         by_pool = _pool_summaries(scenario, prepared, records)
-        mean_devices = sum(pool.mean_devices for pool in by_pool)
+        mean_devices = sum(pool.mean_devices or 0.0 for pool in by_pool)
         size = summaries.DeploymentSize(num_replicas, deployment.num_devices, num_blocks, mean_devices=mean_devices)
         prices = [pool.usd_per_hour for pool in by_pool if pool.usd_per_hour is not None]
         terms = summaries.DeviceTerms(sum(prices) / mean_devices if len(prices) == len(by_pool) else None)
