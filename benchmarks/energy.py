@@ -45,7 +45,7 @@ from reference import REFERENCE
 from windtunnel.calibration.validate import LEAST_SLOWER
 from windtunnel.errors import InputError
 from windtunnel.metrics.accuracy import score
-from windtunnel.metrics.power import PowerCurve, PowerTerms, curve_of
+from windtunnel.metrics.power import PowerCurve, PowerTerms, curve_of, waited
 from windtunnel.model.precision import Format
 from windtunnel.serving.analysis.device_use import step_work
 from windtunnel.serving.priced_deployments import PricedDeployments
@@ -91,10 +91,10 @@ class PoweredRow:
         return float(np.average(curve.fraction(self.mbu / slower, self.mfu / slower), weights=self.duration_s))
 
     def waited(self, curve: PowerCurve) -> bool:
-        """Whether `windtunnel validate` says that its devices waited (`RunPrediction.waiting`)."""
+        """Whether `windtunnel validate` says that its devices waited."""
         slow, idle = self.fraction(curve, self.slower), PowerTerms().idle_fraction
-        waiting = idle + (self.fraction(curve) - idle) / self.slower
-        return self.slower >= LEAST_SLOWER and self.measured_fraction < (slow + waiting) / 2
+        is_waiting = waited(self.measured_fraction, slow, self.fraction(curve), idle, self.slower)
+        return self.slower >= LEAST_SLOWER and is_waiting
 
     def joules(self, curve: PowerCurve) -> float:
         return self.fraction(curve) * self.tdp_w * self.num_devices / self.scored.predicted["rate"]

@@ -1,6 +1,6 @@
 """One H200, measured: vLLM 0.24.0 under loads, a profile of operators, training steps; predictions beside them.
 
-    python benchmarks/h200.py [--calibration NAME]
+    python benchmarks/h200.py [--calibration NAME] [--set workload.client.stream_s=600us]
 
 Reads benchmarks/measured/h200, which `measure_vllm.py`, `profile_gpu.py` and `measure_training.py` wrote. Nothing that
 is predicted was fitted to these measurements, except training's memory, whose rules they taught. With no calibration
@@ -13,7 +13,7 @@ import argparse
 import csv
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,12 +66,16 @@ def kv_cache_tokens() -> tuple[int, int]:
     return int(run["kv_cache_tokens"]), memory.num_blocks * memory.block_size
 
 
-def loads(calibration: str | None) -> Iterator[tuple[str, dict[str, tuple[float, float]]]]:
+def loads(
+    calibration: str | None, settings: Sequence[str] = ()
+) -> Iterator[tuple[str, dict[str, tuple[float, float]]]]:
     """Yield each load of the healthy servers with the mean latencies that were measured and are predicted."""
     for folder in sorted(path for name in HEALTHY for path in (FOLDER / "loads" / name).iterdir()):
         raw = described(runs()[folder.parent.name], read_yaml(folder / "scenario.yaml")["workload"])
         if calibration is not None:
             set_path(raw, "deployment.calibration", calibration)
+        for path, _, value in (setting.partition("=") for setting in settings):
+            set_path(raw, path, value)
         predicted = simulate(scenario_from(raw, str(folder), None)).requests
         measured = pq.read_table(folder / "requests.parquet").to_pydict()
         counts = ~np.array(measured["is_warmup"])
@@ -87,11 +91,11 @@ def loads(calibration: str | None) -> Iterator[tuple[str, dict[str, tuple[float,
         )
 
 
-def print_loads(calibration: str | None) -> None:
+def print_loads(calibration: str | None, settings: Sequence[str]) -> None:
     print(f"| server and load | {' | '.join(LATENCIES.values())} |\n|---|{'---|' * len(LATENCIES)}")
     errors: dict[str, list[float]] = {name: [] for name in LATENCIES}
     scored: dict[str, list[float]] = {name: [] for name in LATENCIES}
-    for label, means in loads(calibration):
+    for label, means in loads(calibration, settings):
         is_scored = label not in FIRST_USE
         cells = []
         for name, (measured, predicted) in means.items():
@@ -132,8 +136,9 @@ def print_profile() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calibration", help="in place of the one that the version has")
+    parser.add_argument("--set", action="append", default=[], metavar="PATH=VALUE", help="of each load's scenario")
     arguments = parser.parse_args()
-    print_loads(arguments.calibration)
+    print_loads(arguments.calibration, arguments.set)
     print_steps(arguments.calibration)
     print_profile()
     printed, predicted = kv_cache_tokens()

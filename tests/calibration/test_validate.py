@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from windtunnel.calibration.measured_runs import Measurement
@@ -53,12 +51,3 @@ def test_a_reason_says_the_surest_of_what_is_known(
 
 def test_nothing_known_is_no_reason() -> None:
     assert prediction({}, {"host": 0.1, "kv_peak": 0.5}).reason == ""
-
-
-@pytest.mark.parametrize(("measured_w", "waits"), [(449.0, True), (530.0, False), (None, False)])
-def test_devices_that_waited_are_told_from_slow_ones_by_their_power(measured_w: float | None, waits: bool) -> None:
-    """Llama 3.1 8B with 128 clients on one B200 of ML.ENERGY: 2.9 times as slow as priced, and 449 of 1,000 W."""
-    one = prediction({}, {"slow_w": 535.0, "waiting_w": 394.0})
-    measured = {"tpot": 2.9} | ({} if measured_w is None else {"power": measured_w})
-    run = replace(one, measurement=replace(one.measurement, measured=measured))
-    assert ("they waited for their host" in run.reason) is waits

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from windtunnel.errors import InputError
-from windtunnel.metrics.power import PowerCurve, PowerModel, PowerTerms, clock_share, curve_of, power_of
+from windtunnel.metrics.power import PowerCurve, PowerModel, PowerTerms, clock_share, curve_of, power_of, waited
 
 
 def test_a_step_draws_by_its_use_and_at_most_the_limit() -> None:
@@ -66,3 +66,10 @@ def test_arithmetic_slows_as_the_clock_at_the_limit() -> None:
 def test_limits_beyond_the_law_are_refused(limit_w: float, design_w: float | None, power_share: float) -> None:
     with pytest.raises(InputError, match=r"power\.limit_w"):
         PowerTerms(limit_w=limit_w).slower(design_w, power_share, "hopper")
+
+
+def test_devices_that_waited_are_told_from_slow_ones() -> None:
+    """Llama 3.1 8B on one B200 of ML.ENERGY, 128 clients: 2.9 times as slow as priced at 866 W, and 449 W measured."""
+    assert waited(449.0, slow_w=536.0, predicted_w=866.0, idle_w=150.0, slower=2.86)  # idle meanwhile: 400 W
+    assert not waited(530.0, slow_w=536.0, predicted_w=866.0, idle_w=150.0, slower=2.86)
+    assert not waited(684.0, slow_w=488.0, predicted_w=600.0, idle_w=150.0, slower=1.74)  # DeepSeek-V3.1, 8 x B200

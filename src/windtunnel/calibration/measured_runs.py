@@ -498,10 +498,10 @@ MARK = '{"windtunnel":"measured_run"'
 class Measured(Schema):
     """Measured values of a run; unmeasured ones are left out."""
 
-    tpot_s: float | None = None
-    """Time per output token after the first."""
     ttft_s: float | None = None
     """Time to the first token."""
+    tpot_s: float | None = None
+    """Time per output token after the first."""
     e2e_s: float | None = None
     """Latency of a request."""
     output_tokens_per_s: float | None = None
@@ -514,7 +514,15 @@ class Measured(Schema):
     """FLOP/s of one device in training, by the framework's count."""
 
 
-_FIELDS = dict(zip(METRICS, Measured.__struct_fields__, strict=True))
+_FIELDS = {
+    "tpot": "tpot_s",
+    "ttft": "ttft_s",
+    "e2e": "e2e_s",
+    "throughput": "output_tokens_per_s",
+    "power": "power_w",
+    "step": "step_s",
+    "rate": "flops_per_s",
+}
 """Metric of a `Measurement` -> field of `Measured`."""
 
 _SHARED = ("id", "refused", "statistic", "use", "weight", "labels", "unknown", "lacks_acceptance")

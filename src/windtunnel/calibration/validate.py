@@ -14,11 +14,13 @@ from windtunnel import catalog
 from windtunnel.calibration.measured_runs import METRICS, Measurement, reason_of
 from windtunnel.errors import InputError
 from windtunnel.limits import check_size
+from windtunnel.metrics.power import waited
 from windtunnel.metrics.summary import Distribution
 from windtunnel.metrics.uncertainty import Interval
+from windtunnel.model.launches.forward import attention_side
 from windtunnel.pricing.estimator import Coverage
 from windtunnel.processes import WorkerProcesses
-from windtunnel.serving.analysis.device_use import power_model, step_draw_w, step_work
+from windtunnel.serving.analysis.device_use import power_model
 from windtunnel.serving.calibration import LearntAcceptance, acceptance_of
 from windtunnel.serving.prepared import prepare
 from windtunnel.serving.priced_deployments import PricedDeployments
@@ -56,7 +58,8 @@ class RunPrediction:
     calibration: str
     """Name of the calibration in force; empty: none."""
     facts: dict[str, float]
-    """Facts that explain an error: shares of time, peak of KV use, preemptions, share of rooflines."""
+    """Facts that explain an error: shares of time, peak of KV use, preemptions, share of rooflines, and the power of
+    steps as slow as measured (`slow_w`) where devices waited."""
     remarks: tuple[str, ...] = ()
     odd: str = ""
     """Why its series looks like that of a faulty server (`with_odd_runs`); empty: it does not."""
@@ -67,15 +70,6 @@ class RunPrediction:
         """Return predicted over measured, less one; NaN where either is missing."""
         measured, predicted = self.measurement.measured.get(metric), self.predicted.get(metric)
         return math.nan if measured is None or predicted is None else predicted / measured - 1
-
-    @property
-    def waiting(self) -> str:
-        """That its devices waited, where a slow run drew too little power for its steps; empty where it did not."""
-        measured_w, slow_w = self.measurement.measured.get("power", math.inf), self.facts.get("slow_w", 0.0)
-        if measured_w >= (slow_w + self.facts.get("waiting_w", 0.0)) / 2:
-            return ""
-        drew = f"its devices drew {measured_w:,.0f} W, and steps this slow would draw {slow_w:,.0f} W"
-        return f"{drew}: they waited for their host or the client"
 
     @property
     def reason(self) -> str:
@@ -89,8 +83,9 @@ class RunPrediction:
             return f"the record calls it odd: {labels['odd'].replace('_', ' ')}"
         if self.odd:
             return self.odd
-        if waiting := self.waiting:
-            return waiting
+        if slow_w := facts.get("slow_w"):
+            drew = f"its devices drew {self.measurement.measured['power']:,.0f} W, and steps this slow would draw"
+            return f"{drew} {slow_w:,.0f} W: they waited for their host or the client"
         if facts.get("unfit"):
             return "its devices' memory is predicted not to suffice"
         if scenario is not None and scenario.deployment.settings_assumed:
@@ -198,7 +193,7 @@ def _predicted(measurement: Measurement, calibration: str | None, priced: Priced
             "preemptions": float(result.summary.utilisation.num_preemptions),
             "roofline": result.coverage.get(Coverage.ROOFLINE, 0.0),
             "scaled": result.coverage.get(Coverage.SCALED, 0.0),
-            **_draws(result, measurement, predicted),
+            **_waiting(result, measurement, predicted),
         },
         remarks=(*result.calibration_remarks, *remarks),
         percentiles={
@@ -252,24 +247,20 @@ def _distributions(result: Result) -> dict[str, Distribution]:
     return {name: distribution for name, distribution in known.items() if distribution is not None}
 
 
-def _draws(result: Result, measurement: Measurement, predicted: Mapping[str, float]) -> dict[str, float]:
-    """Return what all devices of a slow run draw if every step takes as much longer as its tokens took (`slow_w`), and
-    if they wait instead (`waiting_w`); nothing where the run is not slow, or its power not known.
+def _waiting(result: Result, measurement: Measurement, predicted: Mapping[str, float]) -> dict[str, float]:
+    """Return what all devices would draw in steps as slow as the measured ones (`slow_w`), of a run whose devices
+    waited; nothing of another one, or where its power is not known.
     """
-    ratios = [measurement.measured[name] / predicted[name] for name in ("tpot", "throughput") if name in predicted]
-    slower = 0.0 if not ratios else ratios[0] if "tpot" in predicted else 1 / ratios[0]
-    model = power_model(result.scenario.deployment, result.setup)
-    if slower < LEAST_SLOWER or "power" not in measurement.measured or model is None or result.pools:
+    setup, steps, measured = result.setup, result.steps, measurement.measured
+    ratios = {name: measured[name] / predicted[name] for name in ("tpot", "throughput") if name in predicted}
+    slower = ratios.get("tpot") or 1 / ratios.get("throughput", math.inf)
+    if slower < LEAST_SLOWER or "power" not in predicted or result.pools:
         return {}
-    setup, steps, num_devices = result.setup, result.steps, result.summary.num_devices
-    work, duration_s = step_work(setup.device, shard_of(setup), steps), slower * steps["duration_s"]
-    draw_w = step_draw_w(result.scenario.deployment, setup, work, duration_s)
-    assert draw_w is not None  # as the model's is known
-    idle_w = model.at(0.0) * num_devices
-    return {
-        "slow_w": float(model.at_meter(np.average(draw_w, weights=duration_s))) * num_devices,
-        "waiting_w": idle_w + (predicted["power"] - idle_w) / slower,
-    }
+    slowed = steps.replaced(duration_s=slower * steps["duration_s"])
+    model = power_model(result.scenario.deployment, setup, attention_side(shard_of(setup)), slowed)
+    assert model is not None  # as power was predicted
+    slow_w, idle_w = (model.at(busy) * result.summary.num_devices for busy in (1.0, 0.0))
+    return {"slow_w": slow_w} if waited(measured["power"], slow_w, predicted["power"], idle_w, slower) else {}
 
 
 def _metrics(result: Result, measurement: Measurement) -> dict[str, float]:

@@ -120,6 +120,15 @@ def clock_share(power: float, architecture: str) -> float:
     return math.sqrt((min(power, 1.0) - static) / (1.0 - static))
 
 
+def waited(measured_w: float, slow_w: float, predicted_w: float, idle_w: float, slower: float) -> bool:
+    """Whether devices that took `slower` times their predicted time waited, rather than computing for longer.
+
+    `slow_w` is their draw in steps that much slower. If they compute as predicted, and are idle for the rest, they draw
+    idle + (predicted - idle) / slower: less than half way between the two counts as waiting.
+    """
+    return measured_w < (slow_w + idle_w + (predicted_w - idle_w) / slower) / 2
+
+
 @dataclass(frozen=True, slots=True)
 class PowerModel:
     """Power of a device and its share of host and data centre, linear in the share of time u in which it runs steps.

@@ -46,6 +46,20 @@ def test_json_holds_every_run_with_its_interval(windtunnel: Command, runs: str) 
     assert "tp = 3" in bad["refused"]
 
 
+def test_measured_power_tells_whether_a_slow_runs_devices_waited(windtunnel: Command, tmp_path: Path) -> None:
+    """Ten times as slow: an idle H100 draws little more than 105 W meanwhile, one that computes at least 179."""
+    header, one, *_ = RUNS.splitlines()
+    rows = [
+        f"{name},{one.partition(',')[2]}0,{power}" for name, power in (("waits", 120), ("computes", 250), ("none", ""))
+    ]
+    (tmp_path / "runs.csv").write_text("\n".join([f"{header},power_w", *rows]), encoding="utf-8")
+    waits, computes, none = json.loads(windtunnel("validate", str(tmp_path / "runs.csv"), "--json").stdout)["rows"]
+    assert waits["reason"].startswith("its devices drew 120 W, and steps this slow would draw ")
+    assert "waited" not in computes["reason"] + none["reason"]
+    assert computes["error"]["power"] == pytest.approx(waits["predicted"]["power"] / 250 - 1)
+    assert "power" not in none["predicted"]
+
+
 @pytest.mark.full
 @pytest.mark.parametrize(("limit", "code"), [("tpot=10000%", 0), ("0.001%", 1), ("ttft=1e-9", 1)])
 def test_the_exit_status_keeps_an_error_budget(windtunnel: Command, runs: str, limit: str, code: int) -> None:
