@@ -17,8 +17,12 @@ interval between tokens of the run, its first and its last wave included (`mlene
 `_client_itl_percentiles_ms`); its rate is that between the first token of the `max_num_seqs`-th request and the end of
 the last one but `max_num_seqs` + 1, and the mean is its batch over its rate.
 
-Assumed, as the table does not say it: prompts of 100 to 200 tokens for chat, 200 to 300 for gpqa, and 500 to 2,000 for
-code completion, whose prompts are what stands before and after a gap in a source file (evenly drawn).
+Prompt lengths are not in the table. `step2` and `step3` of LiYing-98/computational_load_to_power rebuilt the requests
+from the benchmark's datasets and seed with the models' tokenizers, and publish mean, standard deviation and
+percentiles. Code completion and gpqa are drawn from these. Chat sends every turn of a conversation with all turns
+before it, one after the other, so that most of a long prompt is in the prefix cache: half of the prompts have fewer
+than 96 tokens, one in ten more than 2,157. Conversations are drawn such that these figures come out, and so many turns
+before a request as the tokens of chat templates in the same tables say (`conversations`).
 Outputs are drawn from the model's published histogram, scaled to the row's mean.
 
 Requests with an image or a video are those of the language model with as many more tokens: 20 to 150 of text and, for
@@ -33,9 +37,12 @@ from __future__ import annotations
 
 import argparse
 import csv
+import functools
 import gzip
 import json
+import os
 import sys
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -61,8 +68,14 @@ from windtunnel.serving.simulate import simulate
 REPOSITORY = Path(__file__).resolve().parents[1]
 FOLDER = "mlenergy"
 DEVICES = {"H100": "h100_sxm", "B200": "b200_sxm"}
-PROMPT_TOKENS = {"lm-arena-chat": (100, 200), "gpqa": (200, 300), "sourcegraph-fim": (500, 2000)}
-TEXT_TASKS = ("lm-arena-chat", "gpqa", "sourcegraph-fim")
+CHAT, FIM = "lm-arena-chat", "sourcegraph-fim"
+GPQA_TOKENS = (183, 283)
+"""Least and most tokens of a prompt of gpqa, around the published mean of 233; their spread is assumed."""
+
+FIM_QUANTILES = {0.0: 65, 0.5: 1204, 0.9: 2428, 0.95: 2798, 1.0: 5005}
+"""Share of code completion's prompts -> most tokens of these."""
+
+TEXT_TASKS = (CHAT, "gpqa", FIM)
 VISION_TOKENS: dict[str, dict[str, tuple[int, int]]] = {
     "image-chat": {"Qwen/": (300, 1500), "google/": (256, 256), "meta-llama/": (600, 2000), "nvidia/": (512, 1800)},
     "video-chat": {"Qwen/": (450, 1800)},
@@ -95,6 +108,9 @@ REPEATS = {
     "video-chat": {256: 1, 512: 2, 1024: 4, 4096: 8},
 }
 """`max_num_seqs` up to which the prompts are sent so many times (`configs/vllm/<task>/<model>/<gpu>/sweeps.yaml`)."""
+
+BLOCK_TOKENS = 16
+FILES = tempfile.TemporaryDirectory()
 
 Row = Mapping[str, str]
 Histograms = Mapping[str, Mapping[str, Sequence[float]]]
@@ -146,22 +162,55 @@ def num_requests(row: Row) -> int:
     return NUM_PROMPTS[row["task"]] * repeats[min(limit for limit in repeats if num_seqs <= limit)]
 
 
-def prompt_tokens(row: Row) -> tuple[int, int]:
-    """Return the least and most tokens of a prompt.
+def input_tokens(row: Row) -> dict[str, Any]:
+    """Return the workload's prompts.
 
     Raises:
         InputError: nothing is known of them.
     """
     task, model = row["task"], row["model_id"]
-    if task in PROMPT_TOKENS:
-        return PROMPT_TOKENS[task]
+    if task == CHAT:
+        return {"trace": {"path": str(conversations(num_requests(row))), "hash_block_tokens": BLOCK_TOKENS}}
+    if task == FIM:
+        values = np.interp(np.linspace(0.005, 0.995, 100), list(FIM_QUANTILES), list(FIM_QUANTILES.values()))
+        return {"input_tokens": {"type": "empirical", "values": np.round(values).astype(int).tolist()}}
     by_model = VISION_TOKENS.get(task, {})
     tokens = next((tokens for start, tokens in by_model.items() if model.startswith(start)), None)
-    if tokens is None:
+    shortest, longest = BESIDE_IMAGE_TOKENS
+    if task == "gpqa":
+        shortest, longest = GPQA_TOKENS
+    elif tokens is None:
         raise InputError(f"prompt lengths of {task} are not documented")
-    if media_of(row):
-        return BESIDE_IMAGE_TOKENS
-    return tokens[0] + BESIDE_IMAGE_TOKENS[0], tokens[1] + BESIDE_IMAGE_TOKENS[1]
+    elif not media_of(row):
+        shortest, longest = tokens[0] + shortest, tokens[1] + longest
+    return {"input_tokens": {"type": "uniform", "min_tokens": shortest, "max_tokens": longest}}
+
+
+@functools.cache
+def conversations(number: int) -> Path:
+    """Write chat's requests in their order, and return the file: every turn of each conversation, all at once.
+
+    Runs of more than 1,024 requests repeat the first ones. The six numbers below and the seed are chosen such that of
+    1,024 prompts mean (635), standard deviation (1,123), median (96), 90th and 95th percentile (2,157 and 2,999) and
+    the turns before a request (2.8) come out as published, within 5%; a chat template adds 8 tokens, and 10 for each of
+    those turns. Every process writes a file of its own.
+    """
+    single, further_turns, first_tokens, spread, turn_tokens, turn_spread = 0.945, 8.6, 36, 1.5, 197, 0.32
+    rng, block = np.random.default_rng(1372), 0
+    lines: list[str] = []
+    while len(lines) < NUM_PROMPTS[CHAT]:
+        turns = 1 if rng.random() < single else 1 + rng.geometric(1 / further_turns)
+        first = rng.lognormal(np.log(first_tokens), spread)
+        each = rng.lognormal(np.log(turn_tokens), turn_spread)
+        for turn in range(turns):
+            tokens = max(round(first + turn * each) + 8 + 10 * turn, 1)
+            ids = list(range(block, block - (-tokens // BLOCK_TOKENS)))
+            lines.append(json.dumps({"timestamp": 0, "input_length": tokens, "output_length": 2, "hash_ids": ids}))
+        block = block - (-tokens // BLOCK_TOKENS)
+    lines = lines[: NUM_PROMPTS[CHAT]]
+    path = Path(FILES.name) / f"{number}-{os.getpid()}.jsonl"
+    path.write_text("\n".join(lines[place % len(lines)] for place in range(number)) + "\n", encoding="utf-8")
+    return path
 
 
 def media_of(row: Row) -> dict[str, Any]:
@@ -181,7 +230,7 @@ def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenar
     Raises:
         InputError: the model is not known.
     """
-    shortest, longest = prompt_tokens(row)
+    prompts = input_tokens(row)
     num_seqs, experts = int(row["max_num_seqs"]), int(row["expert_parallel"])
     engine: dict[str, Any] = {"max_num_seqs": num_seqs, "max_num_batched_tokens": 8192, "async_scheduling": True}
     if row["model_id"].startswith("deepseek-ai/"):
@@ -201,7 +250,7 @@ def scenario_of(row: Row, histograms: Histograms, version: str | None) -> Scenar
             },
             "workload": {
                 "arrivals": {"type": "closed_loop", "concurrency": num_requests(row)},
-                "input_tokens": {"type": "uniform", "min_tokens": shortest, "max_tokens": longest},
+                **prompts,
                 "output_tokens": output_lengths(row, histograms),
                 "num_requests": num_requests(row),
                 "sampling": {"temperature": 0.8, "top_p": 0.95},

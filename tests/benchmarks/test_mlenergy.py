@@ -1,12 +1,14 @@
 """ML.ENERGY's rows as scenarios, and how far a few of them are predicted; nothing is fitted to them."""
 
 import csv
+import json
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from mlenergy import ScoredRow, measured_as, output_lengths, scenario_of, scored
+from mlenergy import BLOCK_TOKENS, ScoredRow, conversations, measured_as, output_lengths, scenario_of, scored
 from windtunnel.errors import InputError
 from windtunnel.metrics.records import Table
 from windtunnel.model.precision import Format
@@ -38,6 +40,21 @@ def test_a_row_has_the_documented_settings() -> None:
 def test_prompts_of_unknown_length_are_refused() -> None:
     with pytest.raises(InputError, match="prompt lengths of audio-chat are not documented"):
         scenario_of(ROW | {"task": "audio-chat"}, {}, "0.11.1")
+
+
+def test_chat_sends_every_turn_with_all_turns_before_it() -> None:
+    """The published figures of the prompts; most of a later turn's prompt is that of the turn before."""
+    requests = [json.loads(line) for line in conversations(2048).read_text(encoding="utf-8").splitlines()]
+    tokens = np.array([request["input_length"] for request in requests[:1024]])
+    figures = (tokens.mean(), *np.quantile(tokens, [0.5, 0.9, 0.95]))
+    assert figures == pytest.approx((674, 105, 2200, 3050), rel=0.06)
+    blocks = [set(request["hash_ids"]) for request in requests[:1024]]
+    repeated = sum(len(turn & before) for before, turn in pairwise(blocks)) * BLOCK_TOKENS
+    assert 0.7 < repeated / tokens.sum() < 0.85
+    assert requests[1024:] == requests[:1024]
+    trace = scenario_of(ROW | {"max_num_seqs": "512"}, {}, None).workload.trace
+    assert trace is not None
+    assert trace.path == str(conversations(2048))
 
 
 def test_images_and_videos_are_those_of_the_vision_tower_or_tokens() -> None:

@@ -235,19 +235,23 @@ def test_a_speculative_run_waits_for_an_acceptance(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "piecewise"),
+    ("words", "piecewise", "full"),
     [
-        ("FULL_AND_PIECEWISE", True),
-        ("PIECEWISE", True),
-        ("FULL_DECODE_ONLY, splitting_ops=[]", False),
-        ("engine default", None),
-        ("padding on; piecewise on", True),
-        ("c4-8: padding on; piecewise off; c64-256: padding on; piecewise on", True),
-        ("c4-256: padding on; piecewise off; c512: padding on; piecewise on", False),
+        ("FULL_AND_PIECEWISE", True, True),
+        ("PIECEWISE", True, False),
+        ("FULL_DECODE_ONLY, splitting_ops=[]", False, True),
+        ("engine default (FULL_AND_PIECEWISE)", True, True),
+        ("engine default", None, None),
+        ("padding on; piecewise on", True, None),
+        ("c4-8: padding on; piecewise off; c64-256: padding on; piecewise on", True, None),
+        ("c4-256: padding on; piecewise off; c512: padding on; piecewise on", False, None),
     ],
 )
-def test_which_steps_run_in_graphs_is_read_from_its_words(tmp_path: Path, words: str, piecewise: bool | None) -> None:
-    assert run_of(tmp_path, cuda_graph=words).engine.piecewise_cudagraphs is piecewise
+def test_which_steps_run_in_graphs_is_read_from_its_words(
+    tmp_path: Path, words: str, piecewise: bool | None, full: bool | None
+) -> None:
+    engine = run_of(tmp_path, cuda_graph=words).engine
+    assert (engine.piecewise_cudagraphs, engine.full_cudagraphs) == (piecewise, full)
 
 
 @pytest.mark.parametrize(

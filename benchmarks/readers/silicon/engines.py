@@ -37,6 +37,7 @@ def recorded_engine(name: str, measured: Row, row: Row, server: Row) -> EngineSe
         max_cudagraph_capture_size=row.graph_limit("cuda_graph_max_bs"),
         cudagraph_padding=True if "padding on" in server.text("cuda_graph") else None,
         piecewise_cudagraphs=_piecewise_cudagraphs(server),
+        full_cudagraphs=_full_cudagraphs(server),
         piecewise_sizes=_piecewise_sizes(name, row, server),
         block_size=server.count_or_none("block_size"),
         gpu_memory_utilization=server.share("gpu_mem_util_or_mem_fraction_static_or_kv_free_fraction"),
@@ -82,6 +83,12 @@ def _piecewise_cudagraphs(server: Row) -> bool | None:
     if switch:
         return switch[1] == "on"
     return True if "PIECEWISE" in text else False if "FULL_DECODE_ONLY" in text else None
+
+
+def _full_cudagraphs(server: Row) -> bool | None:
+    """Read `FULL_AND_PIECEWISE`, `FULL_DECODE_ONLY` or `PIECEWISE`; None: the engine's default."""
+    mode = re.search(r"\b(FULL_|PIECEWISE\b)", server.text("cuda_graph"))
+    return mode and mode[1] == "FULL_"
 
 
 def _piecewise_sizes(name: str, row: Row, server: Row) -> tuple[int, ...] | None:

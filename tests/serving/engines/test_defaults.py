@@ -182,6 +182,25 @@ def test_vllm_captures_twice_the_requests_that_run() -> None:
         assert with_defaults(given, H100).max_cudagraph_capture_size == largest
 
 
+@pytest.mark.parametrize(
+    ("version", "architecture", "captured"),
+    [
+        ("0.10.2", "gpt_oss", 1024),
+        ("0.11.0", "gpt_oss", 992),
+        ("0.11.1", "gpt_oss", 1024),
+        ("0.20", "gpt_oss", 1024),
+        ("0.11.1", "qwen3", 512),
+    ],
+)
+def test_vllm_captures_larger_graphs_of_gpt_oss(version: str, architecture: str, captured: int) -> None:
+    given = EngineSettings(version=version)
+    assert for_architecture(given, with_defaults(given, H100), architecture).max_cudagraph_capture_size == captured
+    few = EngineSettings(version=version, max_num_batched_tokens=256)
+    assert for_architecture(few, with_defaults(few, H100), architecture).max_cudagraph_capture_size == 256
+    asked = EngineSettings(version=version, max_cudagraph_capture_size=128)
+    assert for_architecture(asked, with_defaults(asked, H100), architecture).max_cudagraph_capture_size == 128
+
+
 @pytest.mark.parametrize(("method", "since"), [("mtp", "0.14.0"), ("draft_model", "0.28.0"), ("ngram", "0.33.0")])
 def test_vllm_waits_for_the_step_with_drafts_of_some_methods(method: Any, since: str) -> None:
     drafts = Speculative(

@@ -12,9 +12,11 @@ from plugin_package import installed_plugin
 from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.formats.launch.read import read_launch_command
-from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script
+from windtunnel.formats.launch.scripts import kubernetes_manifests, launch_script, start_remark, write_launch_command
+from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format, Precision
 from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.engines.command_line import NO_COMMAND
 from windtunnel.serving.engines.contract import Behaviour, Engine, behaviour_of, engine_of
 from windtunnel.serving.engines.defaults import with_defaults
 from windtunnel.serving.engines.launches import num_launches
@@ -133,6 +135,43 @@ def test_its_launches_are_its_own() -> None:
 def test_it_has_the_limits_of_its_scheduler() -> None:
     """As vLLM's scheduler demands, a step has a token for every running request."""
     assert with_defaults(EngineSettings(name="toy", max_num_batched_tokens=8), catalog.device("a40")).max_num_seqs == 8
+
+
+@pytest.mark.usefixtures("toy")
+def test_a_server_without_an_option_starts_all_the_same() -> None:
+    """What no option of it decides is named by its setting, and refused where a command would need it."""
+    scenario = served("toy")
+    assert start_remark(scenario, NO_COMMAND) == ""
+    settings = msgspec.structs.replace(scenario.deployment.engine, num_gpu_blocks=100)
+    deployment = msgspec.structs.replace(scenario.deployment, engine=settings)
+    told = start_remark(msgspec.structs.replace(scenario, deployment=deployment), NO_COMMAND)
+    assert told == ""
+    with pytest.raises(InputError, match=r"no option of `toy-serve` that decides parallelism\.pp is known"):
+        write_launch_command("m", Parallelism(pp=2), EngineSettings(name="toy"))
+
+
+@pytest.mark.parametrize(
+    ("limited", "problem"),
+    [("replace(resolved, max_num_seqs=3)", ""), ("None", "limited of the engine 'strict' returned None, not Eng")],
+)
+def test_it_sets_limits_of_its_own_behind_those_of_its_scheduler(tmp_path: Path, limited: str, problem: str) -> None:
+    source = "from msgspec.structs import replace\nfrom windtunnel.serving.engines.contract import Engine\n"
+    source += f"ENGINE = Engine(limited=lambda given, resolved: {limited})\n"
+    with installed_plugin(tmp_path, "windtunnel.engines", "strict", source):
+        (tmp_path / "defaults.yaml").write_text(DEFAULTS)
+        if problem:
+            with pytest.raises(InputError, match=problem):
+                with_defaults(EngineSettings(name="strict"), catalog.device("a40"))
+        else:
+            assert with_defaults(EngineSettings(name="strict"), catalog.device("a40")).max_num_seqs == 3
+
+
+def test_a_scheduler_in_its_behaviour_is_refused(tmp_path: Path) -> None:
+    with installed_plugin(tmp_path, "windtunnel.engines", "describing", MODULE):
+        (tmp_path / "defaults.yaml").write_text(DEFAULTS)
+        (tmp_path / "behaviour.yaml").write_text("schedulers: {mine: {title: Mine}}\n")
+        with pytest.raises(InputError, match=r"behaviour\.yaml of the installed engine 'describing' describes"):
+            behaviour_of("describing")
 
 
 def test_a_catalog_entry_alone_has_neutral_behaviour(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

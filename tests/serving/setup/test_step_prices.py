@@ -134,8 +134,9 @@ def test_a_decode_step_with_attention_in_chunks_runs_in_pieces_on_vllm() -> None
     assert with_chunks - without == pytest.approx(1e-3)
 
 
-def test_the_host_pays_for_calls_of_nvfp4_experts_outside_graphs() -> None:
-    """vLLM calls FlashInfer's from Python, which takes as long as tens of launches; no other format or engine does."""
+def test_the_host_pays_for_calls_of_flashinfers_experts_outside_graphs() -> None:
+    """vLLM calls them from Python, which takes as long as tens of launches: in NVFP4, and in blocks of fp8 where the
+    backend is named; no other format or engine does."""
     nvfp4, fp8 = (
         Shard(model("MiniMaxAI/MiniMax-M2.5"), Precision(weights=form, experts=form), Parallelism())
         for form in (Format.NVFP4, Format.FP8)
@@ -147,6 +148,11 @@ def test_the_host_pays_for_calls_of_nvfp4_experts_outside_graphs() -> None:
     assert inside == num_launches(fp8, graphs, 512)
     trtllm = EngineSettings(name="trtllm", version="1.1.0", max_cudagraph_capture_size=512)
     assert num_launches(nvfp4, trtllm, 513) < beyond - 20 * layers
+    blocks = Precision(weights=Format.FP8_BLOCK, experts=Format.FP8_BLOCK)
+    deepseek = Shard(model("deepseek-ai/DeepSeek-R1-0528"), blocks, Parallelism(tp=8, ep=8))
+    named = msgspec.structs.replace(graphs, moe_backend="trtllm")
+    assert num_launches(deepseek, named, 513) - num_launches(deepseek, graphs, 513) == (30 - 8) * 58
+    assert num_launches(deepseek, named, 512) == num_launches(deepseek, graphs, 512)
 
 
 def test_a_release_may_take_the_host_longer_for_the_same_operators() -> None:

@@ -61,8 +61,9 @@ class Launches(Schema):
 
     fuses_experts: bool = False
     """One call launches all kernels of experts, whatever their format."""
-    of_nvfp4_experts: int = 0
-    """Launches that take the host as long as its call of experts in NVFP4; 0: as other experts."""
+    of_flashinfer_experts: int = 0
+    """Launches that take the host as long as its call of FlashInfer's experts, in NVFP4 or, where their backend is
+    named, in blocks of fp8; 0: as other experts."""
     kernels: dict[str, int] = {}
     """Launch -> its kernels, where they are not those of a compiled model."""
     quantises_apart: tuple[Format, ...] = ()
@@ -102,7 +103,7 @@ class Behaviour(Schema):
     """An engine's `behaviour.yaml`."""
 
     schedulers: dict[str, Scheduler] = {}
-    """Its own, by the names of `serving.codes`; an installed engine has none and names a shipped one."""
+    """Its own, by the names of `serving.codes`; an installed engine has none, and names a shipped one or a policy."""
     launches: Launches = Launches()
     pooling: EngineSettings | None = None
     """Settings that it takes for embeddings and scores; None: serving these with it is not modelled."""
@@ -139,7 +140,8 @@ def sizes_by_8_and_16(engine: EngineSettings) -> Sequence[int]:
 
 @dataclass(frozen=True)
 class Engine:
-    """Functions of an engine; the first three go with its schedulers, whatever engine runs them."""
+    """Functions of an engine; the first three go with its schedulers, whatever engine runs them. Those of an installed
+    engine, whose scheduler is a shipped one or a function, are called behind the scheduler's."""
 
     limited: Callable[[EngineSettings, EngineSettings], EngineSettings] = lambda _given, resolved: resolved
     """(given, resolved) -> settings within the limits that the engine sets itself."""
@@ -170,7 +172,11 @@ def engine_of(name: str) -> Engine:
 def behaviour_of(name: str) -> Behaviour:
     """Return an engine's behaviour, neutral for one of a user's catalog; InputError where there is no such engine."""
     path = catalog.engine_file(catalog.spelling("engines", name), "behaviour.yaml")
-    return Behaviour() if path is None else catalog.entry(path, Behaviour)
+    behaviour = Behaviour() if path is None else catalog.entry(path, Behaviour)
+    if behaviour.schedulers and catalog.spelling("engines", name) not in ENGINES.shipped:
+        hint = "name a shipped scheduler, or a policy in Python, in defaults.yaml"
+        raise InputError(f"behaviour.yaml of the installed engine {name!r} describes schedulers", hint)
+    return behaviour
 
 
 def split_columns(name: str, model: ModelSpec, experts: Format, experts_tp: int) -> int | None:
@@ -186,10 +192,12 @@ def scheduler_of(settings: EngineSettings) -> Scheduler:
     return schedulers().get(str(settings.scheduler), Scheduler())
 
 
-def owner_of(scheduler: str | None) -> Engine:
-    """Return the functions that go with a scheduler: those of the engine whose own it is."""
-    owner = next((name for name in ENGINES.shipped if scheduler in _shipped_behaviour(name).schedulers), None)
-    return Engine() if owner is None else getattr(ENGINES.get(owner), "ENGINE", Engine())
+def owners_of(scheduler: str | None, engine: str) -> list[Engine]:
+    """Return the functions that go with a scheduler: those of the engine whose own it is, and behind them those of the
+    `engine` that runs it, where it is an installed one."""
+    names = [name for name in ENGINES.shipped if scheduler in _shipped_behaviour(name).schedulers]
+    owners = [getattr(ENGINES.get(name), "ENGINE", Engine()) for name in names]
+    return owners if catalog.spelling("engines", engine) in ENGINES.shipped else [*owners, engine_of(engine)]
 
 
 @cache

@@ -13,14 +13,14 @@ from typing import Any
 import msgspec
 
 from windtunnel import catalog
-from windtunnel.errors import InputError, check_known, listed
+from windtunnel.errors import InputError, check_known, check_number, listed
 from windtunnel.hardware import Device
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.plugins import Registry
 from windtunnel.schema import Schema, read_yaml
 from windtunnel.serving import codes
-from windtunnel.serving.deployment import EngineSettings, HostOverheads
-from windtunnel.serving.engines.contract import Scheduler, behaviour_of, owner_of, scheduler_of, schedulers
+from windtunnel.serving.deployment import EngineSettings, HostOverheads, is_own_order
+from windtunnel.serving.engines.contract import Scheduler, behaviour_of, owners_of, scheduler_of, schedulers
 from windtunnel.units import version_key
 
 ENGINE_SCHEDULERS = codes.SCHEDULERS
@@ -111,6 +111,8 @@ class VersionDefaults(Schema, eq=False):
     """Architectures on which the shared expert is one more routed one; None: those of the version before."""
     caches_states: bool | None = None
     """Whether prefixes of models with recurrences are cached by default; None: as the version before, at first yes."""
+    captured_tokens: dict[str, int] = {}
+    """Model type -> its default of `max_cudagraph_capture_size`; each stays for newer versions."""
     static_memory: bool = False
     """True: `gpu_memory_utilization` is what the engine's reserves leave, `Engine.memory_share`."""
 
@@ -137,13 +139,13 @@ class EngineDefaults(Schema):
             raise ValueError(f"settings of the first of versions lack {', '.join(absent)}, which have no other default")
 
 
-OWN_SCHEDULERS = Registry("windtunnel.schedulers", None, "scheduler")
+OWN_SCHEDULERS = Registry("windtunnel.schedulers", None, "scheduler", taken=SCHEDULERS)
 """Policies in Python that installed packages offer by name."""
 
 
 def is_own_scheduler(scheduler: str) -> bool:
     """Whether `scheduler` is a policy in Python: `module:function`, or one that an installed package offers."""
-    return scheduler not in SCHEDULERS and (":" in scheduler or scheduler in OWN_SCHEDULERS)
+    return ":" in scheduler or scheduler in OWN_SCHEDULERS
 
 
 def engine_defaults(name: str) -> EngineDefaults:
@@ -176,7 +178,8 @@ def with_defaults(
     """
     shape, calibrated = shape or Parallelism(), calibrated or EngineSettings()
     version, entries = _entries(settings, device)
-    merged = dict(_catalog_settings(tuple(entries), device.name, device.architecture, device.memory_bytes, shape))
+    known = device.name, device.architecture, device.memory_bytes
+    merged = dict(_catalog_settings(settings.name, tuple(entries), known, shape))
     overlay(merged, msgspec.structs.replace(calibrated, name=settings.name))
     backend = settings.backend or merged.get("backend", "")
     for entry in (entry for entry in entries if backend in entry.by_backend):
@@ -189,12 +192,16 @@ def with_defaults(
     if (spelled := catalog.spelling("engines", settings.name)) != settings.name:
         merged["name"] = spelled
     resolved = EngineSettings(**merged)
-    owner = owner_of(resolved.scheduler)
-    resolved = owner.limited(settings, resolved)
     is_open = (settings.gpu_memory_utilization, calibrated.gpu_memory_utilization) == (None, None)
-    if is_open and owner.memory_share is not None and any(entry.static_memory for entry in entries):
-        share = owner.memory_share(resolved, device, shape)
-        resolved = msgspec.structs.replace(resolved, gpu_memory_utilization=share)
+    for owner in owners_of(resolved.scheduler, settings.name):
+        limited: Any = owner.limited(settings, resolved)
+        if not isinstance(limited, EngineSettings):
+            raise InputError(f"limited of the engine {settings.name!r} returned {limited!r:.60}, not EngineSettings")
+        resolved = limited
+        if is_open and owner.memory_share is not None and any(entry.static_memory for entry in entries):
+            share = owner.memory_share(resolved, device, shape)
+            check_number(share, f"memory_share of the engine {settings.name}")
+            resolved = msgspec.structs.replace(resolved, gpu_memory_utilization=share)
     _check_scheduler(settings, resolved, default)
     return resolved
 
@@ -235,7 +242,7 @@ def _entries(settings: EngineSettings, device: Device | None) -> tuple[str, list
 
 @lru_cache(1000)
 def _catalog_settings(
-    entries: tuple[VersionDefaults, ...], device: str, architecture: str, memory_bytes: float, shape: Parallelism
+    name: str, entries: tuple[VersionDefaults, ...], device: tuple[str, str, float], shape: Parallelism
 ) -> Mapping[str, Any]:
     """Merge the entries of a version, the newest over the oldest, with what they say about a device and `shape`; once,
     since a search asks for the same thousands of times."""
@@ -244,11 +251,12 @@ def _catalog_settings(
     for entry in entries:
         overlay(merged, entry.settings)
         for case in (*entry.by_memory, *entry.by_ranks, *entry.by_device):
-            if case.applies_to(device, architecture, memory_bytes, shape):
+            if case.applies_to(*device, shape):
                 overlay(merged, case.settings)
                 overlay(merged, case.wide_settings if ranks >= WIDE_TP else EngineSettings())
         overlay(merged, entry.stage_settings if ranks == 1 < shape.pp else EngineSettings())
-    owner_of(merged["scheduler"]).split_over_ranks(merged, shape.attention_dp)
+    for owner in owners_of(merged["scheduler"], name):
+        owner.split_over_ranks(merged, shape.attention_dp)
     return merged
 
 
@@ -260,11 +268,9 @@ def _check_scheduler(given: EngineSettings, resolved: EngineSettings, default: E
         check_known(scheduler, known, f"there is no scheduler {scheduler!r}")
         check_effects(given, resolved, default)
     orders = scheduler_of(resolved).orders
-    if resolved.scheduling_policy not in (None, *orders):
-        raise InputError(
-            f"the scheduler {scheduler} has no scheduling_policy {resolved.scheduling_policy}",
-            f"it has {', '.join(orders)}",
-        )
+    order = resolved.scheduling_policy
+    if order not in (None, *orders) and not is_own_order(str(order)):
+        raise InputError(f"the scheduler {scheduler} has no scheduling_policy {order}", f"it has {', '.join(orders)}")
 
 
 def for_another_engine(given: EngineSettings, other: EngineSettings) -> EngineSettings:
@@ -289,8 +295,8 @@ def _scheduler_of(settings: EngineSettings) -> str:
 def for_architecture(
     given: EngineSettings, resolved: EngineSettings, architecture: str, is_recurrent: bool = False
 ) -> EngineSettings:
-    """Set `window_kv`, `fused_all_reduce`, `enable_prefix_caching` and `host.chat_s` as the engine has them for models
-    of that `architecture`, with recurrent layers or without, unless `given`.
+    """Set `window_kv`, `fused_all_reduce`, `enable_prefix_caching`, `max_cudagraph_capture_size` and `host.chat_s` as
+    the engine has them for models of that `architecture`, with recurrent layers or without, unless `given`.
 
     Schedulers other than the engines' own keep every token of every layer. InputError where the scheduler has no such
     pool.
@@ -319,6 +325,10 @@ def for_architecture(
     caches = next((entry.caches_states for entry in versions if entry.caches_states is not None), True)
     if is_recurrent and not caches and given.enable_prefix_caching is None:
         resolved = msgspec.structs.replace(resolved, enable_prefix_caching=False)
+    captured = next((size for each in versions if (size := each.captured_tokens.get(architecture))), None)
+    if captured and (given.max_cudagraph_capture_size, given.cudagraph_sizes) == (None, None):
+        captured = min(captured, resolved.max_num_batched_tokens or captured)
+        resolved = msgspec.structs.replace(resolved, max_cudagraph_capture_size=captured)
     host = resolved.host
     if architecture in engine_defaults(resolved.name).untemplated_architectures and given.host.chat_s is None:
         host = msgspec.structs.replace(host, chat_s=0.0)

@@ -142,9 +142,10 @@ def _kernels_of(
     """
     kernels = counted.get(launch.name)
     if isinstance(launch.op, Experts):
-        is_prepared = engine.moe_backend is None or engine.moe_backend in FUSED_EXPERTS
-        if launch.op.format is Format.NVFP4 and behaviour.of_nvfp4_experts and is_prepared:
-            return behaviour.of_nvfp4_experts
+        formats = (Format.NVFP4,) if engine.moe_backend is None else (Format.NVFP4, Format.FP8_BLOCK)
+        is_called = engine.moe_backend is None or engine.moe_backend in FUSED_EXPERTS
+        if launch.op.format in formats and behaviour.of_flashinfer_experts and is_called:
+            return behaviour.of_flashinfer_experts
         apart = 0 if _has_fused_experts(shard, engine, behaviour) else LAUNCHES_OF_EXPERTS - LAUNCHES_OF_FUSED_EXPERTS
         return (kernels or LAUNCHES_OF_FUSED_EXPERTS) + apart
     kernels = launch.op.num_kernels if kernels is None else kernels
