@@ -118,6 +118,7 @@ def test_the_catalog_lists_names() -> None:
     ("tool", "arguments", "message"),
     [
         ("simulate", {**SERVER, "device": "h1000"}, "did you mean h100"),
+        ("simulate", {"deployment": {"model": "qwen2.5-0.5b", "device": "h1000"}, "load": LOAD}, "did you mean h100"),
         ("catalog", {"kind": "planets"}, "the catalog has no 'planets'"),
         ("simulate", {**SERVER, "load": {**LOAD, "rate_per_second": 3}}, "rate_per_second"),
         ("simulate", {"device": "h100_sxm"}, "load is missing"),

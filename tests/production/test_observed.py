@@ -168,6 +168,7 @@ def test_requests_may_be_lines_and_aiperfs(tmp_path: Path) -> None:
             "metadata": {
                 "request_start_ns": 1_700_000_000_000_000_000 + row["arrival_s"] * 10**9,
                 "benchmark_phase": "profiling" if number else "warmup",
+                "was_cancelled": number == 29,
             },
             "metrics": {
                 name: {"value": value, "unit": unit}
@@ -183,7 +184,7 @@ def test_requests_may_be_lines_and_aiperfs(tmp_path: Path) -> None:
         for number, row in enumerate(own)
     ]
     failed = {"metadata": aiperf[3]["metadata"], "metrics": {}, "error": {"code": 503}}
-    for lines, count in ((own, 30), ([*aiperf, failed], 29)):
+    for lines, count, num_failed in ((own, 30, 0), ([*aiperf, failed], 28, 2)):
         path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
         assert is_request_table(path)
         assert read_record(path) is not None
@@ -191,6 +192,7 @@ def test_requests_may_be_lines_and_aiperfs(tmp_path: Path) -> None:
         assert run.arrival_s.tolist() == pytest.approx(list(range(count)), abs=1e-5)
         np.testing.assert_allclose(run.e2e_s, 0.3)
         assert run.input_tokens.tolist() == [9] * count
+        assert run.num_failed == num_failed
 
 
 def test_requests_under_other_names_are_no_steps(tmp_path: Path) -> None:

@@ -106,12 +106,13 @@ DEPLOYMENTS: dict[str, dict[str, Any]] = {
         "engine": {"scheduler": OWN},
         "pools": [{"name": "p", "role": "prefill", "replicas": 2}, {"name": "d", "role": "decode", "replicas": 1}],
     },
+    "own order": {"engine": {"scheduling_policy": "own_functions:longest_sooner", "max_num_seqs": 4}},
     "own router": {"replicas": 3, "router": "own_functions:by_number"},
     "both own": {"replicas": 3, "router": "own_functions:by_number", "engine": {"scheduler": OWN}},
 }
 
 
-COMPILED = ("vllm", "sglang", "pools")
+COMPILED = ("vllm", "sglang", "pools", "own order")
 
 
 def forms(names: Iterable[str]) -> list[Any]:

@@ -13,6 +13,7 @@ import pytest
 
 from live_twins import post, run, scenario_of
 from windtunnel.twin import server
+from windtunnel.twin.protocol import Limits, RequestError
 from windtunnel.twin.server import TwinApp
 from windtunnel.twin.start import twin_app
 
@@ -72,6 +73,22 @@ def test_a_stream_has_an_event_for_every_token(app: TwinApp) -> None:
     assert chunks[-1]["choices"] == []
     assert chunks[-1]["usage"]["completion_tokens"] == 7
     assert post(app, "/tokenize", {"prompt": "".join(contents)}).json()["count"] == 7
+
+
+def test_every_chunk_can_say_what_was_used(app: TwinApp) -> None:
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = events(post(app, CHAT, HELLO | {"max_tokens": 3, "stream": True, "stream_options": options}))
+    assert [chunk["usage"]["completion_tokens"] for chunk in chunks] == [0, 1, 2, 3, 3]
+    assert len({chunk["usage"]["prompt_tokens"] for chunk in chunks}) == 1
+
+
+def test_some_engines_take_any_name_of_the_model() -> None:
+    limits = Limits(("llama", "lora-a"), 4096, [1], 1000, takes_any_name=True)
+    names = (None, "default", "llama", "default:lora-a", "lora-a")
+    assert [limits.check_model(name) for name in names] == ["llama", "default", "llama", "lora-a", "lora-a"]
+    for name, is_exact in (("default:lora-b", False), ("default", True)):
+        with pytest.raises(RequestError, match="does not exist"):
+            limits.check_model(name, is_exact)
 
 
 def test_a_completion_takes_token_ids_as_they_are(app: TwinApp) -> None:

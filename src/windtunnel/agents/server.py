@@ -91,6 +91,9 @@ class _Server(MCPServer):
         if unknown is not None:
             into = "; settings such as tp go into deployment" if "deployment" in (known or ()) else ""
             raise ToolError(f"{name} has no argument {unknown} (known: {', '.join(known or ())}{into})")
+        settings = arguments.get("deployment")
+        if "device" in (known or ()) and "device" not in arguments and isinstance(settings, dict):
+            arguments = {**{name: settings[name] for name in settings if name == "device"}, **arguments}
         telling = None if context is None else asyncio.create_task(_tell(context, name))
         try:
             return await super().call_tool(name, arguments, context)

@@ -234,6 +234,7 @@ def price_intervals(run: StepRun, record: ServerRecord, estimator_of: Callable[[
         num_requests=mean(every.num_requests),
         context_variation=np.zeros(count),
         decode_share=decode_share,
+        others_s=np.zeros(count),
     )
     return without_outliers(priced.taken(~_has_slow_gaps(priced, taken, every.predicted_s, record)))
 

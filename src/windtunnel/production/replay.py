@@ -58,7 +58,7 @@ class Replay:
         arrival_s = requests.arrival_s
         waited_s = np.maximum(change.pause_s - arrival_s, 0.0)
         requests = replace(requests, arrival_s=arrival_s + waited_s)
-        served = serve_requests(self._prepared(change, requests), requests)
+        served = serve_requests(self._prepared(change, requests), requests, self.scenario.seed)
         assert served is not None
         latencies = {"ttft": served.ttft_s + waited_s, "tpot": served.tpot_s, "e2e": served.e2e_s + waited_s}
         if change.client_part_s:

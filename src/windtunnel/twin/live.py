@@ -21,6 +21,7 @@ from windtunnel.compiled.records import new_table
 from windtunnel.errors import InputError, WindtunnelError
 from windtunnel.serving import codes
 from windtunnel.serving.custom.policy import policy_name
+from windtunnel.serving.custom.queue_order import Queued, seconds_of
 from windtunnel.serving.custom.router import Arrival, Replicas, Router
 from windtunnel.serving.deployment import is_own_router
 from windtunnel.serving.loop.live import cancel, given_tokens
@@ -266,6 +267,9 @@ class LiveLoop:
         records["arrival_s"][row], records["priority"][row] = arrival_s, priority
         records["input_tokens"][row], records["output_tokens"][row] = input_tokens, output_tokens
         records["ttft_limit_s"][row], records["rank"][row] = np.inf, replica
+        if (order := self.deployment.prepared.queue_order) is not None:
+            asked = Queued(*(np.array([value]) for value in (input_tokens, output_tokens, priority, -1, -1)))
+            records["ttft_limit_s"][row] = seconds_of(order, asked)[0]
         self._numbers[row], self._num_added = self._num_added, self._num_added + 1
         if self.forest is not None:
             self.forest.place(row, tokens or ())

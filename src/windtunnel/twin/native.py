@@ -33,6 +33,7 @@ def ask_native(
     asked: dict[str, Any] = {"prompt": ids if text is None else text, "max_tokens": MOST_TOKENS}
     named = _FIELDS["sampling"].items()
     asked |= {other: sampling[name] for name, other in named if sampling.get(name) is not None}
+    limits.check_model(body.get("lora_path"), is_exact=True)
     asked |= {"model": body.get("lora_path"), "stream": body.get("stream"), "priority": body.get("priority")}
     if sampling.get("json_schema"):
         asked["structured_outputs"] = {"json": sampling["json_schema"]}

@@ -18,6 +18,8 @@ from windtunnel.twin.logprobs import MOST_LOGPROBS, Logprobs
 from windtunnel.twin.tokens import Tokenizer, answer_ids, text_for, text_of
 
 _FIELDS: Mapping[str, Mapping[str, Any]] = read_yaml(Path(__file__).with_suffix(".yaml"))
+ANY_NAME: Sequence[str] = tuple(_FIELDS["any_name"])
+"""Engines whose servers do not check the model's name."""
 TRUTHS = ("stream", "ignore_eos", "echo")
 GREEDY = 1e-5
 """Temperature below which vLLM's `SamplingParams` take the most likely token."""
@@ -58,16 +60,22 @@ class Limits:
     """Of the model: the ids of prompts lie below, or are the tokenizer's own."""
     num_names: int = 1
     """How many of the names are the model's."""
+    takes_any_name: bool = False
+    """Whether a request may name the model as it likes, as in SGLang; an adapter stands behind a colon there."""
 
     @property
     def adapters(self) -> Sequence[str]:
         return self.models[self.num_names :]
 
-    def check_model(self, name: Any) -> str:
-        """Return a served model's name, the first where a request names none; RequestError where there is no such."""
+    def check_model(self, name: Any, is_exact: bool = False) -> str:
+        """Return a served model's name, the first where a request names none; RequestError where there is no such, if
+        the name has to be exact, or the engine checks it."""
         if not isinstance(name, str | None):
             raise malformed(f"model must be a text, not {name!r:.40}", "model")
         model = name or self.models[0]
+        _, _, adapter = model.partition(":")
+        if model not in self.models and self.takes_any_name and not is_exact and adapter in ("", *self.adapters):
+            return adapter or model
         if model not in self.models:
             raise RequestError(f"The model `{model}` does not exist.", 404, "NotFoundError", "model")
         return str(model)
@@ -499,7 +507,7 @@ class Chunks(Events):
         self._after = self._logprobs + b"null" + self._reason + b"null" + self._end
         self._is_plain = not asked.usage_in_chunks and self.choice.logprobs is None
 
-    def _first(self) -> bytes:
+    def _first(self, closing: bytes) -> bytes:
         """Return the event before an answer's first token."""
         asked = self.asked
         if asked.kind != "chat":
@@ -509,7 +517,14 @@ class Chunks(Events):
             call = {"index": 0} | _call(asked, self.index) | {"function": {"name": asked.tool, "arguments": ""}}
             delta = {"role": "assistant", "content": None, "tool_calls": [call]}
         choice = {"index": self.index, "delta": delta, "logprobs": None, "finish_reason": None}
-        return self._head + _compact([choice]).encode() + self._end[2:]
+        return self._head + _compact([choice]).encode() + closing[2:]
+
+    def _closed(self, answer: Answer, num_tokens: int) -> bytes:
+        """Return the end of an event after which so many tokens have been sent."""
+        if not self.asked.usage_in_chunks:
+            return self._end
+        used = usage([answer]) | {"completion_tokens": num_tokens, "total_tokens": answer.input_tokens + num_tokens}
+        return b'}],"usage":' + _compact(used).encode() + b"}\n\n"
 
     def tokens(self, begin: int, answer: Answer, is_last: bool) -> bytes:
         end, pieces = answer.sent, self._pieces
@@ -518,15 +533,14 @@ class Chunks(Events):
             return self._before + text + self._after
         if begin == 0:
             text = self.choice.echo + text
-        logprobs, closing = b"null", self._end
+        logprobs = b"null"
         if self.choice.logprobs is not None:
             shown = min(end, _num_shown(self.choice))
             logprobs = _compact(self.choice.logprobs.document(begin, shown)).encode()
-        if self.asked.usage_in_chunks:
-            closing = b'}],"usage":' + _compact(usage([answer])).encode() + b"}\n\n"
+        closing = self._closed(answer, end)
         reason = b'"%s"' % self.choice.finish_reason.encode() if is_last else b"null"
         event = self._before + text + self._logprobs + logprobs + self._reason + reason + closing
-        return event if begin else self._first() + event
+        return event if begin else self._first(self._closed(answer, 0)) + event
 
     def closing(self, answers: Sequence[Answer]) -> bytes:
         if not self.asked.includes_usage:

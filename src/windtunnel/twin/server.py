@@ -250,7 +250,7 @@ class TwinApp:
             page = self._pages[method, path]
             await _reply(send, 200, await self._apart(size, lambda: self._body(page(given))))
         elif method == "GET" and path.startswith("/v1/models/"):  # names hold slashes
-            name = self.limits.check_model(path.removeprefix("/v1/models/"))
+            name = self.limits.check_model(path.removeprefix("/v1/models/"), is_exact=True)
             await _reply(send, 200, self._encode(self._model(name)))
         else:
             above, _, name = path.removesuffix("/cancel").rpartition("/")

@@ -19,7 +19,7 @@ from windtunnel.twin.engine import Twin
 from windtunnel.twin.faults import TwinFault
 from windtunnel.twin.live import MAX_REQUESTS, LiveDeployment, prepare_live
 from windtunnel.twin.metrics import Metrics
-from windtunnel.twin.protocol import Limits
+from windtunnel.twin.protocol import ANY_NAME, Limits
 from windtunnel.twin.server import TwinApp
 from windtunnel.twin.tokens import ModelTokenizer, PieceTokenizer
 from windtunnel.workload.generate.requests import generate
@@ -222,5 +222,6 @@ def twin_app(
     twin = Twin(deployment, clock, max_requests, metrics, faults, by_port)
     twin.live.on_steps = metrics.steps
     own = PieceTokenizer() if tokenizer is None else ModelTokenizer(tokenizer)
-    limits = Limits(models, deployment.max_model_len, output_tokens, first.setup.model.vocab_size)
+    vocab_size, any_name = first.setup.model.vocab_size, first.setup.engine.name in ANY_NAME
+    limits = Limits(models, deployment.max_model_len, output_tokens, vocab_size, takes_any_name=any_name)
     return TwinApp(twin, own, limits, metrics)

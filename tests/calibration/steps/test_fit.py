@@ -51,6 +51,7 @@ def made_up(tp: int = 1, seed: int = 0, floor: float = 1.0) -> PricedSteps:
         num_requests=np.ones(size),
         context_variation=variation,
         decode_share=(kind == 0).astype(np.float64),
+        others_s=np.zeros(size),
         left_out={},
     )
 
@@ -70,6 +71,16 @@ def test_known_factors_are_recovered(floor: float) -> None:
     assert factors.missing[DECODE_STEP] == pytest.approx(0.5, abs=0.2)
     if floor > 0.5:
         assert factors.floors[1] == pytest.approx(floor, rel=0.05)
+
+
+def test_what_other_ranks_may_add_teaches_nothing() -> None:
+    """Of three in four steps with prompts, which last up to 10 ms longer than this rank alone explains."""
+    steps = made_up()
+    others_s = np.where(steps.kind == 2, 10e-3, 0.0)
+    late_s = others_s * (np.arange(steps.kind.size) % 4 > 0)
+    factors = fit_factors([replace(steps, measured_s=steps.measured_s + late_s, others_s=others_s)])
+    assert worst_median(factors.applied(steps)) < 0.025
+    assert worst_median(fit_factors([replace(steps, measured_s=steps.measured_s + late_s)]).applied(steps)) > 0.1
 
 
 def test_products_of_prompts_leave_those_of_decode_steps_alone() -> None:

@@ -85,7 +85,7 @@ def test_the_pairs_of_whole_prompts_are_exact(tmp_path: Path) -> None:
     assert rows["prefill_pairs"].tolist() == pytest.approx([(lengths**2).sum() / 2, 512 * (1024 + 256)])
 
 
-@pytest.mark.parametrize("batch", ["0,0,0,0,8,32760,5.5", "256,1,0,0,8,32760,5.5"])
+@pytest.mark.parametrize("batch", ["0,0,0,0,8,32760,5.5", "256,1,0,0,0,0,0"])
 def test_ranks_that_step_together_are_one_step(tmp_path: Path, batch: str) -> None:
     """Rows may be interleaved. A rank that nobody recorded is taken to be as busy as the others."""
     both = priced(
@@ -96,6 +96,28 @@ def test_ranks_that_step_together_are_one_step(tmp_path: Path, batch: str) -> No
     assert both.measured_s.tolist() == [0.02, 0.02]
     assert any("1 of 2 attention data-parallel ranks" in text for text in one.run.remarks)
     assert both.run.remarks == ()
+
+
+def test_a_rank_that_nobody_recorded_decodes_beside_a_prompt_of_another(tmp_path: Path) -> None:
+    batch, decodes = "256,1,0,0,8,32760,5.5,0.02", "0,0,0,0,8,32760,5.5,0.02"
+    last = ["0,2,0,0,0,0,8,32760,5.5,0.02", "1,2,0,0,0,0,8,32760,5.5,0.02"]
+    one = priced(tmp_path, [f"0,1,{batch}", last[0]], EXPERTS)
+    beside, both = (priced(tmp_path, [f"0,1,{batch}", f"1,1,{other}", *last], EXPERTS) for other in (decodes, batch))
+    assert one.predicted_s[0] == pytest.approx(beside.predicted_s[0])
+    assert one.predicted_s[0] + one.others_s[0] == pytest.approx(both.predicted_s[0])
+    assert one.others_s[0] > 0.0
+    assert both.others_s.tolist() == [0.0, 0.0]
+
+
+def test_the_launch_of_the_next_step_belongs_to_that_step(tmp_path: Path) -> None:
+    """A decode step before a mixed one is recorded 4 ms late, and the mixed one as much shorter."""
+    decode, mixed = "0,0,0,0,8,32760,0", "256,1,0,0,8,32760,0"
+    times_ms = [10.0, 10.0, 10.0, 14.0, 26.0]
+    rows = [f"0,{number},{mixed if number % 5 == 4 else decode},{times_ms[number % 5] / 1e3}" for number in range(40)]
+    steps = priced(tmp_path, rows, SMALL)
+    assert steps.measured_s.tolist() == pytest.approx([0.01, 0.01, 0.01, 0.01, 0.03] * 8)
+    apart = [row.replace(f"0,{number}", f"0,{2 * number}", 1) for number, row in enumerate(rows)]
+    assert priced(tmp_path, apart, SMALL).measured_s[3:5].tolist() == pytest.approx([0.014, 0.026])
 
 
 def test_replicas_and_rows_without_counters_are_steps_of_their_own(tmp_path: Path) -> None:

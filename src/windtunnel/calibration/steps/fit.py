@@ -37,8 +37,9 @@ NUM_INDEPENDENT = 100
 LOWEST = -0.3
 """A family costs no less than its price by so much; constants are not negative."""
 NUM_ROUNDS, NUM_SWEEPS = 6, 200
-FLOORS = np.geomspace(1 / 8, 8.0, 97)
-"""Multiples that are tried for the host's time to launch a step with prompts."""
+FLOORS, FLOOR_PRIOR = np.geomspace(1 / 8, 8.0, 97), 2.0
+"""Multiples that are tried for the host's time to launch a step with prompts, and the weight of a Cauchy prior of their
+logarithm, as wide as `PRIOR`: floors hardly differ from 1 where the device explains the steps as well."""
 LAUNCH = "launches"
 """The host's launches of steps with prompts, beside the terms of the regression."""
 FIRST_FRACTION = 0.05
@@ -108,14 +109,21 @@ def fit_factors(runs: Sequence[PricedSteps], only: Collection[str] | None = None
     names = list(dict.fromkeys(name for run in runs for name in terms(run) if only is None or name in only))
     factors = Factors(dict.fromkeys(names, 0.0))
     for _ in range(NUM_ROUNDS):
+        alone = [_without_others(factors, run) for run in runs]
         if only is None:
-            factors = replace(factors, floors=(_floor(factors, runs, True), _floor(factors, runs, False)))
+            factors = replace(factors, floors=(_floor(factors, alone, True), _floor(factors, alone, False)))
         elif LAUNCH in only:
-            factors = replace(factors, floors=(_floor(factors, runs),) * 2)
-        bound = [run.taken(factors.host_s(run) < factors.device_s(run)) for run in runs]
+            factors = replace(factors, floors=(_floor(factors, alone),) * 2)
+        bound = [run.taken(factors.host_s(run) < factors.device_s(run)) for run in alone]
         if any(run.kind.size for run in bound):
             factors = replace(factors, missing=_missing(factors, [run for run in bound if run.kind.size]))
     return factors
+
+
+def _without_others(factors: Factors, run: PricedSteps) -> PricedSteps:
+    """Return the run without what other ranks' prompts may have lengthened its steps by."""
+    late_s = run.measured_s - factors.applied(run).predicted_s
+    return replace(run, measured_s=run.measured_s - np.clip(late_s, 0.0, run.others_s))
 
 
 def _missing(factors: Factors, runs: Sequence[PricedSteps]) -> dict[str, float]:
@@ -160,7 +168,7 @@ def _floor(factors: Factors, runs: Sequence[PricedSteps], in_pieces: bool | None
         )
     )
     errors = _launched_s(device_s, FLOORS[:, None] * launch_s) / measured_s - 1
-    losses = (errors**2 / (errors**2 + NOISE)).sum(axis=1) + np.log(FLOORS) ** 2
+    losses = (errors**2 / (errors**2 + NOISE)).sum(axis=1) + FLOOR_PRIOR * np.log1p((np.log(FLOORS) / PRIOR) ** 2)
     return float(FLOORS[np.argmin(losses)])
 
 

@@ -39,12 +39,14 @@ OUTLIER, SHIFTED = 3.0, 1.5
 """A step is not scored whose measured time over the priced one is `OUTLIER` times the median of its kind in the run, or
 as many times below it; nor two neighbours of which the first is `SHIFTED` times above and the second as far below, or
 the first above its price and the second `OUTLIER` times below."""
+LEAST_LAUNCHES = 5
+"""Decode steps right before steps with prompts that tell how long launching these takes."""
 SLOW_STEP = np.dtype([("place", np.int64), ("measured_s", np.float64), ("predicted_s", np.float64)])
 SLOW = "far slower than others of the kind: the first steps hold compilation, and ranks wait for each other"
 FAST = "far faster than others of the kind"
 TOGETHER = "two steps recorded together: the first's time holds part of the second's"
 """An engine in one process learns late that a step has ended (vLLM 0.20.1 on B300, two steps of 8,190 tokens: 807.6 and
-11.5 ms, where others take 409)."""
+11.5 ms, where others take 409). What it launches meanwhile is taken off by `_own_times`."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +71,8 @@ class PricedSteps:
     """Standard deviation of the decoding requests' contexts over their mean."""
     decode_share: Floats
     """1 for a step without prompts and 0 for others; of an interval of time the share of its steps without prompts."""
+    others_s: Floats
+    """What a step takes longer at most where ranks that were not recorded compute prompts, too."""
     left_out: Mapping[str, int]
     """Reason -> number of rows, or of steps, that are not among these."""
     unhidden_s: float = 0.0
@@ -109,7 +113,7 @@ def price_every_step(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -
     attention_dp = setup.parallelism.attention_dp
     steps = in_order(steps, attention_dp)
     rows = batch_rows(steps, attention_dp)
-    group_tokens = _group_tokens(rows, attention_dp)
+    group_tokens, most_tokens = _group_tokens(rows, attention_dp)
     deployed = DeployedModel(setup.device, shard_of(setup), setup.engine, setup.max_model_len)
     parts = _by_head(priced_parts(estimator_of(setup), deployed, family_shares))
     cost = combined(parts, dict.fromkeys(parts, 1.0)).lowered().cost
@@ -127,7 +131,7 @@ def price_every_step(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -
     variation = np.sqrt(rows["context_variance"]) / np.maximum(mean_context, 1.0)
     launch_s, has_prompts = cost.launch_s[np.minimum(widest, cost.launch_s.size - 1)], sums["prefill_tokens"] > 0
     of_decodes_s = cost.decode_launch_s[np.minimum(widest, cost.decode_launch_s.size - 1)]
-    return PricedSteps(
+    priced = PricedSteps(
         run=run,
         kind=np.where(~has_prompts, 0, np.where(sums["decode_requests"] == 0, 1, 2)),
         measured_s=np.maximum.reduceat(steps["wall_s"], first),
@@ -139,9 +143,38 @@ def price_every_step(run: StepRun, estimator_of: Callable[[Setup], Estimator]) -
         num_requests=sums["num_running"].astype(np.float64),
         context_variation=np.maximum.reduceat(variation, first),
         decode_share=(~has_prompts).astype(np.float64),
+        others_s=np.maximum(_priced(cost, rows, most_tokens) - predicted_s, 0.0),
         left_out=left_out,
         unhidden_s=cost.unhidden_step_s,
     )
+    return replace(priced, measured_s=_own_times(priced, steps["counter"][first]))
+
+
+def _own_times(priced: PricedSteps, counter: Floats) -> Floats:
+    """Return measured times without the launches of the next step, which belong to that one.
+
+    An engine in one process learns that a step has ended when it has launched the next one: what it records is the
+    step's own time, more by the launch of the next and less by that of its own. A decode step before a mixed one shows
+    how long that is: 36 ms of Qwen3.6-35B-A3B kernel by kernel, where engines of several processes show 0 (vLLM 0.20.1
+    on B300). Before a step that decodes nothing, the engine may have been idle.
+    """
+    own_s, decodes, mixed = priced.measured_s.copy(), priced.kind == 0, priced.kind == KINDS.index("mixed")
+    is_next = counter[1:] == counter[:-1] + 1
+    after_two = np.flatnonzero(is_next[:-1] & is_next[1:] & decodes[:-2] & decodes[1:-1] & mixed[2:]) + 1
+    usual_s = own_s[after_two - 1] * priced.predicted_s[after_two] / priced.predicted_s[after_two - 1]
+    late_s = own_s[after_two] - usual_s
+    for in_pieces in (True, False):
+        has_it = mixed & (priced.is_in_pieces == in_pieces)
+        excess_s = late_s[has_it[after_two + 1]]
+        if excess_s.size < LEAST_LAUNCHES:
+            continue
+        low_s, launch_s = np.percentile(excess_s, [25, 50])
+        if low_s > launch_s / 4 > 0:
+            before = np.flatnonzero(is_next & has_it[1:])
+            moved_s = np.minimum(launch_s, 0.9 * priced.measured_s[before])
+            own_s[before] -= moved_s
+            own_s[before + 1] += moved_s
+    return own_s
 
 
 def _usable(steps: StepTable) -> tuple[StepTable, dict[str, int]]:
@@ -195,11 +228,18 @@ def batch_rows(steps: StepTable, attention_dp: int = 1) -> NDArray[np.void]:
     return rows
 
 
-def _group_tokens(rows: NDArray[np.void], attention_dp: int) -> Ints:
-    """Return the tokens of every step over all ranks; ranks that were not recorded are as busy as the others."""
+def _group_tokens(rows: NDArray[np.void], attention_dp: int) -> tuple[Ints, Ints]:
+    """Return the tokens of every step over all ranks, and the most that they may be.
+
+    Ranks that were not recorded decode as many requests as the others, and at most compute as many prompt tokens, too;
+    where the others only compute prompts, they are taken to do the same.
+    """
     _, first, counts = np.unique(rows["step"], return_index=True, return_counts=True)
-    tokens = np.add.reduceat(rows["prefill_tokens"] + rows["decode_requests"], first)
-    return np.asarray(tokens * np.maximum(attention_dp, counts) // counts, np.int64)
+    decodes = np.add.reduceat(rows["decode_requests"], first)
+    tokens = np.add.reduceat(rows["prefill_tokens"], first) + decodes
+    missing = np.maximum(attention_dp - counts, 0)
+    usual, most = (tokens + missing * others // counts for others in (np.where(decodes > 0, decodes, tokens), tokens))
+    return np.asarray(usual, np.int64), np.asarray(most, np.int64)
 
 
 def family_shares(op: ops.Op) -> dict[str, Floats]:

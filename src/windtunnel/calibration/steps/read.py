@@ -212,7 +212,7 @@ def _run(name: str, steps: StepTable, base: Mapping[str, Any], given: Mapping[st
     if steps["wall_s"].any() and setup.parallelism.attention_dp > ranks:
         remarks.append(
             f"{ranks} of {setup.parallelism.attention_dp} attention data-parallel ranks is recorded; "
-            "the others are taken to be as busy"
+            "the others are taken to decode as many requests"
         )
     return StepRun(name, model, steps, setup, "", tuple(remarks))
 
