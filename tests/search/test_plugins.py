@@ -7,8 +7,10 @@ import pytest
 from plugin_package import installed_plugin
 from spaces_of_search import space
 from windtunnel.errors import InputError
+from windtunnel.search.answers import scenario_of
 from windtunnel.search.store import Store
 from windtunnel.search.study import search
+from windtunnel.serving.simulate import simulate
 
 pytestmark = pytest.mark.compiled
 
@@ -88,5 +90,27 @@ def test_a_search_tries_a_router_that_holds_requests_back() -> None:
 def test_replicas_that_come_and_go_have_no_capacity() -> None:
     faults = {"device_mtbf_s": "1000h", "mttr_s": "1h"}
     vary = {"deployment.faults": [faults], "deployment.start_s": ["1min"]}
-    with pytest.raises(InputError, match="replicas that come and go have no capacity of their own"):
+    with pytest.raises(InputError, match="the greater the load, the sooner these requests are over"):
         search(space(vary), store())
+
+
+@pytest.mark.full
+def test_a_fleet_costs_the_replica_hours_that_it_holds_at_its_own_load() -> None:
+    """They were refused; a point with autoscaling and a failure runs as it does alone, and costs what it holds."""
+    scaling = {"type": "target", "metric": "outstanding", "target": 8, "min_replicas": 1, "max_replicas": 4}
+    vary = {
+        "deployment.autoscaling": [{**scaling, "interval_s": 1, "scale_down_after_s": after_s} for after_s in (2, 60)],
+        "deployment.start_s": ["2s"],
+        "deployment.faults": [{"scheduled": [{"at_s": "4s", "replica": 0, "repair_s": "2s"}]}],
+    }
+    study = search(space(vary, finalist_seeds=1, load="given"), store())
+    outcome = study.outcomes[0]
+    assert not outcome.refusals
+    for index, answer in outcome.evaluations.items():
+        alone = simulate(scenario_of(study, outcome, index)).summary
+        assert alone.fleet is not None
+        assert alone.cost is not None
+        assert answer.figures["devices"] == pytest.approx(alone.fleet.mean_replicas)
+        assert answer.figures["usd_per_hour"] == pytest.approx(alone.cost.usd_per_hour)
+        assert answer.figures["ttft_p90"] == pytest.approx(alone.ttft_s.p90)
+        assert 1 < answer.figures["devices"] < 4

@@ -113,6 +113,7 @@ def test_every_provider_says_when_and_where_and_names_devices_of_the_catalog() -
 @pytest.mark.parametrize("text", ["1", "1/2/3", "a/1", "0/1", "1/nan", ""])
 def test_an_api_price_is_a_pair(text: str) -> None:
     assert parse_api_price("0.60/2.40") == ApiPrice(0.6, 2.4)
+    assert parse_api_price("0.02/0") == ApiPrice(0.02, 0.0)
     with pytest.raises(InputError, match="is no INPUT/OUTPUT"):
         parse_api_price(text)
 

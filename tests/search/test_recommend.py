@@ -22,6 +22,8 @@ from windtunnel.report.search.study_files import point_document
 from windtunnel.search.answers import scenario_of
 from windtunnel.search.asker import Count
 from windtunnel.search.capacity.capacity import capacities
+from windtunnel.search.capacity.load import check_keeps_time
+from windtunnel.search.evaluation.figures import taken_by
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.fleets import FleetSimulator, FleetSize, copied, fleets, lengthened, ways
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT, changes_space, deployments_space, layouts
@@ -422,7 +424,8 @@ def test_pools_are_changed_one_by_one() -> None:
 def test_pools_that_scale_or_differ_have_fewer_changes() -> None:
     scaling = {"type": "target", "metric": "waiting", "target": 2, "min_replicas": 1, "max_replicas": 4}
     changes = changes_space(pooled("-tp 2", "-tp 4", autoscaling=scaling), LIMITS).vary[CHANGE]
-    assert not any("of prefill (now" in name for name in changes)
+    assert not any("replicas of prefill (now" in name for name in changes)
+    assert {"target 4 of prefill (now 2)", "No autoscaling of prefill: 3 replicas"} <= {*changes}
     assert not any("No pools" in name for name in changes_space(pooled("-tp 2", "-tp 4"), LIMITS).vary[CHANGE])
 
 
@@ -513,3 +516,78 @@ def test_a_deployment_that_breaks_its_limits_is_mended() -> None:
     assert text.endswith("requests/s. As it is, TPOT p50 <= 5.50 ms is not met even when hardly anything is sent."), (
         text
     )
+
+
+def test_changes_of_an_autoscaled_fleet_serve_its_own_load() -> None:
+    """The autoscaler and fixed numbers of replicas are ranked beside the engine's settings; bounds stay in order."""
+    raw = shared()
+    scaling = {"type": "target", "metric": "outstanding", "target": 40, "min_replicas": 2, "max_replicas": 4}
+    raw["deployment"] |= {"replicas": 2, "start_s": 60, "autoscaling": scaling}
+    space = changes_space(scenario_from(raw), LIMITS)
+    changes = space.vary[CHANGE]
+    assert isinstance(changes, dict)
+    assert space.load == "given"
+    assert changes["min_replicas 3 (now 2)"] == {"deployment.autoscaling.min_replicas": 3, "deployment.replicas": 3}
+    assert {"target 80 (now 40)", "max_replicas 3 (now 4)", "No autoscaling: 4 replicas"} <= changes.keys()
+    assert "scale_down_after_s 150 (now 300)" in changes
+    assert any("--max-num-seqs" in name for name in changes)
+    for index in range(space.num_points):
+        scenario_at(space, point_at(space, index).settings)
+
+
+def test_changes_of_a_fleet_that_fails_are_of_its_replicas_and_its_router() -> None:
+    raw = shared()
+    faults = {"scheduled": [{"at_s": 5, "replica": 0, "repair_s": 5}], "retry": "start_over"}
+    raw["deployment"] |= {"replicas": 2, "start_s": 60, "faults": faults}
+    space = changes_space(scenario_from(raw), LIMITS)
+    changes = space.vary[CHANGE]
+    assert isinstance(changes, dict)
+    assert space.load == "given"
+    assert changes["3 replicas (now 2)"] == {"deployment.replicas": 3}
+    assert changes["Routers that resume a lost request (retry: resume)"] == {"deployment.faults.retry": "resume"}
+
+
+def test_a_fleet_costs_what_it_holds_on_average_and_its_budget_is_of_the_most() -> None:
+    raw = shared()
+    scaling = {"type": "target", "metric": "outstanding", "target": 40, "min_replicas": 1, "max_replicas": 8}
+    raw["deployment"] |= {"start_s": 60, "autoscaling": scaling, "price_usd_per_hour": 2.0}
+    scenario = scenario_from(raw)
+    most, held = taken_by(scenario), taken_by(scenario, [2.5])
+    assert (most.devices, most.usd_per_hour) == (8, 16.0)
+    assert (held.devices, held.usd_per_hour) == (2.5, 5.0)
+
+
+def test_a_capacity_of_a_fleet_needs_a_duration() -> None:
+    raw = shared()
+    raw["deployment"] |= {"start_s": 60, "faults": {"device_mtbf_s": "1000h", "mttr_s": "1h"}}
+    with pytest.raises(InputError, match="the sooner these requests are over") as caught:
+        check_keeps_time(scenario_from(raw))
+    assert "workload.duration_s" in str(caught.value.hint)
+    del raw["workload"]["num_requests"]
+    check_keeps_time(scenario_from(raw | {"workload": raw["workload"] | {"duration_s": 60}}))
+
+
+def test_changes_of_a_fleet_are_compared_by_what_it_holds() -> None:
+    raw = shared()
+    raw["deployment"] |= {"start_s": 60, "faults": {"device_mtbf_s": "1000h", "mttr_s": "1h"}, "replicas": 2}
+    space = with_two_changes(changes_space(scenario_from(raw), LIMITS))
+    held = {AS_IT_IS: (2.5, 4.0), "1 replica (now 2)": (1.0, 2.0)}
+    evaluations = {
+        index: Evaluation(
+            load=1.0, holds=True, figures={"devices": devices, "usd_per_hour": usd, "requests_per_usd": 3600 / usd}
+        )
+        for index, (devices, usd) in enumerate(held.values())
+    }
+    text = recommendation(Study(space, [outcome_of(space, None, evaluations, {})], Count()), None)
+    assert text == (
+        "1 replica (now 2): +100% requests/$, $2.00/h (1 device held) in place of $4.00/h (2.50 devices held), at 1.00 "
+        "requests/s."
+    )
+
+
+def with_two_changes(space: Space) -> Space:
+    """Return a space with two changes."""
+    changes = space.vary[CHANGE]
+    assert isinstance(changes, dict)
+    kept = {name: changes[name] for name in (AS_IT_IS, "1 replica (now 2)")}
+    return changed(space, vary={CHANGE: kept})

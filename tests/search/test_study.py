@@ -183,7 +183,7 @@ def test_an_interrupted_search_goes_on_to_the_same_answers(study: Study, tmp_pat
     with pytest.raises(InterruptedSearchError) as interrupted:
         search(space(), quiet(path), Means(progress=interrupt))
     (partial,) = interrupted.value.study.outcomes
-    assert 6 < len(partial.evaluations) < 12
+    assert 6 < len(partial.evaluations) < space().num_points == 18
     assert partial.ranking
     store = quiet(path)
     unfinished = store.unfinished()
@@ -286,7 +286,7 @@ def test_ray_gives_the_same_answers_when_a_worker_is_killed(study: Study) -> Non
 
 
 @pytest.mark.full
-def test_strategies_that_ask_fewer_points_find_the_best() -> None:
+def test_strategies_that_ask_fewer_points_find_the_best(monkeypatch: pytest.MonkeyPatch) -> None:
     wide = {
         "tp": [1, 2, 4],
         "max_num_batched_tokens": [512, 1024, 2048, 4096, 8192],
@@ -300,6 +300,13 @@ def test_strategies_that_ask_fewer_points_find_the_best() -> None:
         >= 0.99 * best
     )
     assert halved.count.num_requests < exhaustive.count.num_requests
+    monkeypatch.setattr("windtunnel.search.strategies.prune.NUM_WHOLE", 1)
+    pruned = search(space(wide, strategy="prune", finalist_seeds=1), quiet())
+    (outcome,), (whole,) = pruned.outcomes, exhaustive.outcomes
+    assert outcome.evaluations.keys() == whole.evaluations.keys()
+    assert outcome.ranking[0] == whole.ranking[0]
+    assert outcome.evaluations[outcome.ranking[0]].load == whole.evaluations[whole.ranking[0]].load
+    assert pruned.count.num_runs < 0.8 * exhaustive.count.num_runs
     pytest.importorskip("optuna")
     tried = search(space(wide, strategy="tpe", finalist_seeds=1), quiet())
     assert len(tried.outcomes[0].evaluations) <= 40

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from windtunnel.errors import FULL, WindtunnelError, unwritable
-from windtunnel.plugins import failed_plugin
+from windtunnel.plugins import failed_plugin, plugin_modules
 
 if TYPE_CHECKING:
     import click
@@ -112,9 +112,11 @@ def run(arguments: Sequence[str]) -> int:
         what = f"{type(error).__name__}: {error}".rstrip(": ").splitlines()[0]
         if plugin := failed_plugin(error):
             return _fail(
-                f"an installed package failed in {plugin}: {what}", f"mend it; {DEBUG_VARIABLE}=1 shows more", 1
+                f"an installed package failed in {plugin}: {what}", f"mend it; {DEBUG_VARIABLE}=1 shows more", 2
             )
         hint = f"set {DEBUG_VARIABLE}=1 to see where, and please report it"
+        if used := sorted(plugin_modules() & sys.modules.keys()):
+            hint = f"{hint}; or an installed package gave a wrong value: {', '.join(used)}"
         return _fail(f"sorry, this is a bug in windtunnel ({what})", hint, 1)
     return code if isinstance(code, int) else 0
 

@@ -23,6 +23,7 @@ _READERS = {
 }
 """What a file is read as -> the verbs that do, the usual one first."""
 _RUNS = {name for name, column in COLUMNS.items() if column.needed and column.of_client}
+_SERVER = {name for name, column in COLUMNS.items() if column.needed and not column.of_client}
 _METRICS = {each for name, column in COLUMNS.items() if column.metric for each in (name, column.metric, *column.also)}
 _LOADS = {each for name in ("concurrency", "rate_per_s") for each in (name, *COLUMNS[name].also)}
 
@@ -54,7 +55,7 @@ def _kind_of(path: Path) -> tuple[str, ...]:
         header = header_of(path)
         if header[:2] == ["Metric", "avg"]:
             return "GenAI-Perf's table", "`windtunnel validate` reads the JSON file that is written beside it"
-        if set(header) >= _RUNS and _METRICS & set(header) and _LOADS & set(header):
+        if set(header) >= _RUNS and (_METRICS | _SERVER) & set(header) and _LOADS & set(header):
             return "a table of measured runs", _reads(f"validate {path}"), "validate", "calibrate", "diagnose"
         if {"isl", "osl"} <= {name.lower() for name in header}:
             needs = "`windtunnel validate` says which columns of it to rename, as a CSV file"

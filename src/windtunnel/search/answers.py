@@ -226,7 +226,7 @@ def answer_columns(space: Space, rows: Sequence[tuple[int, Evaluation]]) -> dict
     choices = [point_at(space, index).choice for index, _ in rows]
     for name in space.vary:
         columns[f"vary.{name}"] = [label_of(choice[name]) for choice in choices]
-    of_runs = ("num_runs", "num_requests", "stream_requests", "is_lengthened", "drift")
+    of_runs = ("beaten_by", "num_runs", "num_requests", "stream_requests", "is_lengthened", "drift")
     for column in ("holds", "load", "limited_by", "refused", *of_runs):
         columns[column] = [getattr(evaluation, column) for _, evaluation in rows]
     for name in sorted({name for _, evaluation in rows for name in evaluation.figures}):

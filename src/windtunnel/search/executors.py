@@ -24,6 +24,7 @@ from windtunnel.search.evaluation.duplicates import Neighbours
 from windtunnel.search.evaluation.evaluate import Evaluator
 from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.evaluation.training import TrainingEvaluator
+from windtunnel.search.scores import score
 from windtunnel.search.space.space import Space
 
 ExecutorName = Literal["here", "threads", "processes", "ray"]
@@ -126,12 +127,16 @@ def evaluator_of(space: Space) -> AnyEvaluator:
 
 def run_chunk(evaluator: AnyEvaluator, number: int, chunk: PointChunk) -> Answers:
     """Evaluate a chunk's points in order."""
-    neighbours = Neighbours()
-    evaluations = tuple(
-        evaluator.evaluate(index, chunk.workload, chunk.question, neighbours, near)
-        for index, near in zip(chunk.indices, chunk.near, strict=True)
-    )
-    return Answers(chunk=number, evaluations=evaluations)
+    neighbours, objective = Neighbours(), evaluator.space.objective
+    evaluations: list[Evaluation] = []
+    for index, near in zip(chunk.indices, chunk.near, strict=True):
+        question = chunk.question
+        best = max(evaluations, key=lambda each: score(each, objective), default=None) if question.drops else None
+        if best is not None and best.holds:
+            length = best.stream_requests or None
+            question = msgspec.structs.replace(question, worth=score(best, objective), num_requests=length)
+        evaluations.append(evaluator.evaluate(index, chunk.workload, question, neighbours, near))
+    return Answers(chunk=number, evaluations=tuple(evaluations))
 
 
 def _run_in_threads(

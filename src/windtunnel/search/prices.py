@@ -208,13 +208,13 @@ def parse_prices(text: str) -> dict[str, float]:
     return prices
 
 
-def _positive(text: str) -> float | None:
-    """Return a finite number above 0; None where the text is none."""
+def _positive(text: str, takes_zero: bool = False) -> float | None:
+    """Return a finite number above 0, or 0; None where the text is none."""
     try:
         value = float(text)
     except ValueError:
         return None
-    return value if 0 < value < math.inf else None
+    return value if 0 < value < math.inf or (takes_zero and value == 0) else None
 
 
 @dataclass(frozen=True)
@@ -241,9 +241,9 @@ def _stream(space: Space) -> Stream:
 
 
 def parse_api_price(text: str) -> ApiPrice:
-    """Parse `0.60/2.40`, USD per million input and output tokens; InputError where it is no such pair."""
-    prices = [_positive(part) for part in text.split("/")]
+    """Parse `0.60/2.40`, USD a million input and output tokens, of embeddings `0.02/0`; InputError for no such pair."""
+    prices = [_positive(part, takes_zero=number == 1) for number, part in enumerate(text.split("/"))]
     if len(prices) != 2 or prices[0] is None or prices[1] is None:
-        hint = "USD per million input and output tokens: --api-price 0.60/2.40"
+        hint = "USD per million input and output tokens: --api-price 0.60/2.40; of embeddings 0.02/0"
         raise InputError(f"--api-price: {text!r} is no INPUT/OUTPUT", hint)
     return ApiPrice(prices[0], prices[1])

@@ -1,5 +1,6 @@
 """Search spaces that no file names: the deployments of a model on some devices, and the changes to one deployment."""
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import product
@@ -18,9 +19,10 @@ from windtunnel.model.precision import COMPUTE, Format, computed_as
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import encode
 from windtunnel.search.space.space import CHANGE, SHORT_PATHS, Space, point_at, scenario_at, space_from, value_text
-from windtunnel.serving.deployment import EngineSettings
+from windtunnel.serving.deployment import EngineSettings, Pool, TargetScaling
 from windtunnel.serving.engines.contract import split_columns
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
+from windtunnel.serving.setup.fleet_plan import comes_and_goes
 from windtunnel.units import format_count
 
 DEPLOYMENT = "deployment"
@@ -31,6 +33,8 @@ AS_IT_IS = "as it is"
 """Value of `CHANGE` that changes nothing."""
 CAPACITY = "output_tokens_per_s_per_device"
 """Objective of changes that are ranked by capacity: lengths are the same, so tokens and requests rise together."""
+MOST_FIXED = 8
+"""Fixed numbers of replicas that are tried in place of an autoscaler."""
 SPLITS = {"1 prefill + 1 decode": (1, 1), "1 prefill + 2 decode": (1, 2), "2 prefill + 1 decode": (2, 1)}
 """Name -> replicas of the prefill pool and of the decode pool."""
 
@@ -72,6 +76,7 @@ def deployments_space(
         "vary": {DEPLOYMENT: alternatives, "max_num_batched_tokens": list(TOKEN_BUDGETS)},
         "limits": {limit.name: limit.most_s for limit in limits},
         "budget": dict(budget),
+        "strategy": "prune",
     }
     return space_from(raw, "windtunnel recommend")
 
@@ -82,11 +87,17 @@ def changes_space(
     """Return the space of single changes to a deployment: engine settings, formats, parallelism; of pools, each pool's.
 
     Each is named by the options of the server's command line that make it, where there are some. `budget` holds fields
-    of `Budget`.
+    of `Budget`. Where replicas come and go, all changes serve the workload's own load, by the clock.
     """
     raw = {**encode(scenario), "limits": {limit.name: limit.most_s for limit in limits}}
     raw.pop("slo", None)
-    changes = _changes_of_pools(scenario) if scenario.deployment.pools else _changes(resolve(scenario))
+    deployment = scenario.deployment
+    changes = _changes_of_pools(scenario) if deployment.pools else _changes(resolve(scenario))
+    if comes_and_goes(deployment):
+        raw["load"] = "given"
+        changes |= {} if deployment.pools else _fleet_changes(deployment.groups[0])
+        if deployment.faults is not None and deployment.faults.retry == "start_over":
+            changes["Routers that resume a lost request (retry: resume)"] = {f"{DEPLOYMENT}.faults.retry": "resume"}
     raw |= {"vary": {CHANGE: changes}, "objective": objective, "budget": dict(budget)}
     space = space_from(raw, "windtunnel recommend")
     named: dict[str, dict[str, Any]] = {}
@@ -116,10 +127,7 @@ def _changes_of_pools(scenario: Scenario) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {AS_IT_IS: {}}
     for index, pool in enumerate(scenario.deployment.pools):
         place, alone = f"{DEPLOYMENT}.pools.{index}.", pool_scenario(scenario, pool)
-        if pool.autoscaling is None:
-            for replicas in filter(None, (pool.replicas - 1, pool.replicas + 1)):
-                name = f"{format_count(replicas, 'replica')} of {pool.name} (now {pool.replicas})"
-                found[name] = {f"{place}replicas": replicas}
+        found |= _fleet_changes(pool, place)
         if pool.role == "encode":
             continue
         split = {f"{place}parallelism": encode(alone.deployment.parallelism)}
@@ -132,6 +140,36 @@ def _changes_of_pools(scenario: Scenario) -> dict[str, dict[str, Any]]:
             first = split if any(path.startswith("parallelism.") for path in own) else {}
             found[f"{pool.name}: {name}"] = first | {place + path: value for path, value in own.items()}
     return found | _without_pools(scenario)
+
+
+def _fleet_changes(pool: Pool, place: str = f"{DEPLOYMENT}.") -> dict[str, dict[str, Any]]:
+    """Return name -> settings, below `place`, of each change of a pool's number of replicas, or of its autoscaler."""
+    scaling, of_pool = pool.autoscaling, f" of {pool.name}" if pool.name else ""
+    if scaling is None:
+        counts = filter(None, (pool.replicas - 1, pool.replicas + 1))
+        return {
+            f"{format_count(count, 'replica')}{of_pool} (now {pool.replicas})": {f"{place}replicas": count}
+            for count in counts
+        }
+    found: dict[str, dict[str, Any]] = {}
+    if isinstance(scaling, TargetScaling):
+        least, most, whole = scaling.min_replicas, scaling.max_replicas, 1.0 if scaling.metric == "kv_use" else math.inf
+        tried: dict[str, list[float]] = {
+            "target": [each for share in (0.5, 0.75, 1.5, 2.0) if (each := share * scaling.target) <= whole],
+            "min_replicas": [each for each in (least // 2, least - 1, least + 1, least + 2) if 0 < each <= most],
+            "max_replicas": [each for each in (most - 1, most + 1, 2 * most) if each >= max(least, pool.replicas)],
+            "scale_up_after_s": [share * scaling.scale_up_after_s for share in (0.25, 0.5, 2.0)],
+            "scale_down_after_s": [share * scaling.scale_down_after_s for share in (0.25, 0.5, 2.0)],
+        }
+        for name, values in tried.items():
+            now = getattr(scaling, name)
+            for value in dict.fromkeys(each for each in values if each != now):
+                began = {f"{place}replicas": value} if name == "min_replicas" and pool.replicas == least else {}
+                found[f"{name} {value:g}{of_pool} (now {now:g})"] = {f"{place}autoscaling.{name}": value} | began
+    for fixed in range(pool.fewest_replicas, pool.most_replicas + 1, -(-pool.most_replicas // MOST_FIXED)):
+        name = f"No autoscaling{of_pool}: {format_count(fixed, 'replica')}"
+        found[name] = {f"{place}autoscaling": None, f"{place}replicas": fixed}
+    return found
 
 
 def _without_pools(scenario: Scenario) -> dict[str, dict[str, Any]]:

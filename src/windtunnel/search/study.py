@@ -277,7 +277,7 @@ class Watched:
             refused, keys = self.refused.setdefault(workload, {}), self.keys.setdefault(workload, {})
             for index in range(space.num_points):
                 try:
-                    questions = Question(lengthens=True), Question()
+                    questions = Question(lengthens=True), Question(), Question(drops=True)
                     keys[index] = [evaluator.key(index, workload, question) for question in questions]
                 except InputError as error:
                     refused[index] = Evaluation(refused=error.message)

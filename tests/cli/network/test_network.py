@@ -95,6 +95,7 @@ def test_a_collective_of_many_sizes_is_a_table(windtunnel: Command, tmp_path: Pa
     assert "bus bandwidth over the size" in page.read_text()
     two = json.loads(windtunnel(*words, "--size", "3MiB, 5MiB", "--json").stdout)["runs"]
     assert [run["size_bytes"] for run in two] == [3 * 2**20, 5 * 2**20]
+    assert "half of it" not in windtunnel(*words, "--size", "512MiB,1GiB").stdout  # the least size says nothing
 
 
 def nccl_log(gpu: str, num_hosts: int) -> str:

@@ -451,7 +451,7 @@ def test_a_scenario_says_the_share_that_must_keep_a_limit(windtunnel: Command, s
         (("capacity", "SCENARIO", "--slo", "ttft_q9=3s"), "there is no limit 'ttft_q9'"),
         (("capacity", "SCENARIO", "--slo", "ttft_p90=3m"), "ttft_p90: '3m' has the unit 'm'"),
         (("capacity", "SCENARIO", "--seeds", "0"), "--seeds is 0"),
-        (("whatif", "SCENARIO"), "--vary is missing"),
+        (("whatif",), "--vary is missing"),
         (("whatif", "SCENARIO", "--vary", "tpp=1,2"), "no path in a scenario"),
         (("whatif", "SCENARIO", "--vary", "tp=x"), "a whole number is needed"),
         (("whatif", "SCENARIO", "--vary", "tp=1", "--show", "speed"), "there is no figure 'speed'"),

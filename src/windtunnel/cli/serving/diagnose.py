@@ -5,11 +5,12 @@ from pathlib import Path
 
 from windtunnel.calibration.steps.read import RUNS
 from windtunnel.cli.options import launched, scenario_of
-from windtunnel.cli.output import answer, counted
+from windtunnel.cli.output import answer, counted, remark
 from windtunnel.cli.verbs import Options
 from windtunnel.errors import InputError
 from windtunnel.formats.recognise import find_format
 from windtunnel.production.observed import is_detailed, is_request_table, json_telemetry, read_requests
+from windtunnel.units import format_count
 
 
 def command(options: Options) -> None:
@@ -21,6 +22,8 @@ def command(options: Options) -> None:
         _answer_runs(options)
         return
     recorded = read_requests(options.requests)
+    if recorded.num_failed:
+        remark(f"note: {format_count(recorded.num_failed, 'request')} cancelled or not answered, which are left out")
     before = [read_requests(path) for path in options.before]
     launch = launched(options)
     if options.scenario is None:

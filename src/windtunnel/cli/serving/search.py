@@ -49,6 +49,13 @@ def command(options: Options) -> None:
     if space.is_training and (options.load is not None or launch.raw):
         given = "--load is a load" if options.load is not None else "--from-command is a server"
         raise InputError(f"{given} of requests", "vary num_devices to see what more devices give")
+    if options.load is not None and any(
+        word in str((space.scenario, space.vary)) for word in ("autoscaling", "faults")
+    ):
+        raise InputError(
+            "--load counts copies of a deployment whose replicas are there all the time",
+            "with autoscaling or faults give the load as workload.arrivals, load: given, and vary the replicas",
+        )
     means = means_of(options, space)
     evidence = show_study(options, space, store, means, options.top, options.load, launch)
     if options.resume:

@@ -17,20 +17,23 @@ NEEDED = ("model", "device", "rate", "concurrency", "input_tokens", "output_toke
 def command(options: Options) -> None:
     """Run every combination of some settings' values, and show them side by side."""
     launch = launched(options)
-    if launch.raw and not options.vary:
+    if not options.vary:
         server = with_read_load(options, launch, is_sized=True)
         arrives = options.settings or "arrivals" in server.get("workload", {})
-        if not any((options.rate, options.concurrency, options.trace, arrives)):
+        if options.scenario is None and not any((options.rate, options.concurrency, options.trace, arrives)):
             options.rate = 1.0
         scenario = scenario_of(options, base=server)
         limits = parse_limits(options.slo) if options.slo is not None else limits_of(scenario.slo)
 
         from windtunnel.cli.serving.search import show_study
+        from windtunnel.search.evaluation.figures import taken_by
         from windtunnel.search.executors import HERE
         from windtunnel.search.recommend import CAPACITY, changes_space
         from windtunnel.search.store import Store
+        from windtunnel.serving.setup.fleet_plan import comes_and_goes
 
-        space = changes_space(scenario, limits, CAPACITY)
+        is_priced = comes_and_goes(scenario.deployment) and taken_by(scenario).usd_per_hour
+        space = changes_space(scenario, limits, "requests_per_usd" if is_priced else CAPACITY)
         show_study(options, space, Store(None, remark), HERE, launch=launch, recommends=True)
         return
     space = _space(options, launch)

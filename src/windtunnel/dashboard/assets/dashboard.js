@@ -72,6 +72,10 @@ function addChoices() {
     });
     link.before(box);
   }
+  // On a phone a run is a card: each figure stands below its label.
+  for (const cell of document.querySelectorAll("main .wide td")) {
+    cell.dataset.label = cell.closest("table").tHead.rows[0].cells[cell.cellIndex].textContent;
+  }
   showChosen();
 }
 

@@ -92,6 +92,7 @@ def _run_document(run: RunPrediction) -> dict[str, Any]:
         },
         "reason": run.reason if not run.refused else None,
         **({"odd": run.odd} if run.odd else {}),
+        **({"waited": True} if run.facts.get("slow_w") else {}),
     }
 
 
@@ -154,10 +155,19 @@ def validation_report(
     return Report(title, [*about, *how], validation_sections(document, apart), verdict=verdict_of(document))
 
 
+SHOWN_WAITED = 3
+"""Runs whose devices waited that the first sentence names."""
+
+
 def verdict_of(document: Mapping[str, Any]) -> str:
-    """Return the median errors in a sentence; empty where no run was predicted."""
+    """Return the median errors in a sentence, and the runs whose power shows that their devices waited; empty where no
+    run was predicted."""
     medians = [f"{NAMES[name]} {errors['median']:.1%}" for name, errors in document["scores"].items() if errors]
-    return f"Median error: {', '.join(medians)}." if medians else ""
+    waited = [run["id"] for run in document["rows"] if run.get("waited")]
+    more = f" and {len(waited) - SHOWN_WAITED} more" if len(waited) > SHOWN_WAITED else ""
+    names = f"{', '.join(waited[:SHOWN_WAITED])}{more}"
+    cause = f" Devices waited for their host or the client in {names}." if waited else ""
+    return f"Median error: {', '.join(medians)}.{cause}" if medians else ""
 
 
 def validation_sections(document: Mapping[str, Any], apart: Collection[int] = ()) -> list[Section]:

@@ -187,7 +187,8 @@ def sizes_report(runs: Sequence[CollectiveRun], measured: Mapping[int, float]) -
     rows = sizes_document(runs, measured)["runs"]
     best = max(rows, key=itemgetter("bus_bytes_per_s"))
     least = min(row["size_bytes"] for row in rows if row["bus_bytes_per_s"] >= best["bus_bytes_per_s"] / 2)
-    known = {**best, "fabric": runs[0].call.fabric.name, "half": least if least < best["size_bytes"] else None}
+    is_seen = min(row["size_bytes"] for row in rows) < least < best["size_bytes"]
+    known = {**best, "fabric": runs[0].call.fabric.name, "half": least if is_seen else None}
     if measured:
         known["error"] = float(np.median([abs(row["error"]) for row in rows]))
 

@@ -50,6 +50,8 @@ def figure_text(evaluation: Evaluation, name: str) -> str:
     value = evaluation.figures.get(name)
     if value is None:
         return ""
+    if name == "devices":  # a mean where replicas come and go
+        return f"{value:,.2f}".removesuffix(".00")
     return shown(name, value, "time" if name.partition("_")[0] in METRICS else LAYOUT["formats"].get(name, ""))
 
 

@@ -7,9 +7,10 @@ from windtunnel import catalog
 from windtunnel.metrics.limits import limits_from
 from windtunnel.metrics.summary import SECONDS_PER_HOUR
 from windtunnel.report.numbers import number, percent
-from windtunnel.report.search.figures import figure_title, held_text, limit_text, unit_of
+from windtunnel.report.search.figures import figure_text, figure_title, held_text, limit_text, unit_of
 from windtunnel.search.answers import confidence_between, gains_of, present_unless_gain
 from windtunnel.search.confidence import CONFIDENCE
+from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.fleets import FleetSize, alone, fleets, surest
 from windtunnel.search.prices import ApiPrice, requests_per_arrival
 from windtunnel.search.recommend import AS_IT_IS, CAPACITY, DEPLOYMENT
@@ -98,14 +99,14 @@ def against_api(study: Study, api: ApiPrice, load: float | None, simulated: Sequ
     outcome, usd_per_request = study.outcomes[0], api.usd_per_request(study.space)
     known = {index: outcome.mean(index).figures for index in outcome.ranking}
     priced = {index: figures for index, figures in known.items() if "usd_per_hour" in figures}
-    asks = f"the API asks ${1000 * usd_per_request:,.2f} for 1,000 of these requests"
+    asks = f"the API asks {_dollars(1000 * usd_per_request)} for 1,000 of these requests"
     if not priced:
         return f"Compared with an API, the price of the devices is needed: {asks}."
     least = {index: each["usd_per_hour"] / SECONDS_PER_HOUR / usd_per_request for index, each in priced.items()}
     paying = {index: rate for index, rate in least.items() if rate < priced[index]["requests_per_s"]}
     if not paying:
         cheapest = min(each["usd_per_hour"] / SECONDS_PER_HOUR / each["requests_per_s"] for each in priced.values())
-        return f"The API costs less at any load: {asks}, and the cheapest deployment takes ${1000 * cheapest:,.2f}."
+        return f"The API costs less at any load: {asks}, and the cheapest deployment takes {_dollars(1000 * cheapest)}."
     index = min(paying, key=lambda each: paying[each])
     replica = f"a replica of {_name(study, index)} at ${priced[index]['usd_per_hour']:,.2f}/h"
     text = f"From {number(paying[index])} requests/s on, {replica} costs less than the API: {asks}."
@@ -115,6 +116,11 @@ def against_api(study: Study, api: ApiPrice, load: float | None, simulated: Sequ
     ways = simulated or _ways(outcome, load)
     own = f" and the replicas ${ways[0].usd_per_hour:,.2f}/h" if ways[0].usd_per_hour is not None else ""
     return f"{text} For {number(load)} {unit_of(study.space)} it asks ${usd_per_hour:,.2f}/h{own}."
+
+
+def _dollars(amount: float) -> str:
+    """Return an amount of money; less than ten cents with three digits."""
+    return f"${amount:,.2f}" if amount >= 0.1 else f"${number(amount)}"
 
 
 def _name(study: Study, index: int) -> str:
@@ -131,24 +137,37 @@ def _changes_text(study: Study, outcome: SearchOutcome) -> str:
         if not outcome.ranking:
             return f"As it is, {why}, and no change tried mends it."
         held = _held(study, outcome, outcome.ranking[0])
+        if study.space.load == "given":
+            held += f" for {_cost_text(outcome.mean(outcome.ranking[0]))}"
         return f"{names[outcome.ranking[0]]}: holds {held}. As it is, {why}."
     best = outcome.ranking[0]
     before, after = (outcome.mean(index) for index in (present, best))
-    objective, gain = study.space.objective, gains_of(study, outcome)[best]
+    objective, gain, is_given = study.space.objective, gains_of(study, outcome)[best], study.space.load == "given"
     if present_unless_gain(study, outcome) is not None:
-        gained = f"more than {percent(gain)}" if gain > 0 else "anything"
+        gained = f"more than {percent(gain)}" if gain >= 0.0005 else "anything"
         return f"Leave it as it is: it holds {_held(study, outcome, present)}, and no change tried gains {gained}."
     sure = confidence_between(outcome, objective, best, present)
     same = after.figures["devices"] == before.figures["devices"]
     capacity = "capacity" if same else "capacity per device"
-    what = capacity if objective == CAPACITY else figure_title(objective)
+    what = capacity if objective == CAPACITY and not is_given else figure_title(objective)
     devices = [format_count(round(each.figures["devices"]), "device") for each in (after, before)]
     places = ["", ""] if same else [f" on {count}" for count in devices]
     loads = f"{number(after.load)} {unit_of(study.space)}{places[0]} in place of {number(before.load)}{places[1]}"
+    if is_given:
+        costs = [_cost_text(each) for each in (after, before)]
+        loads = f"{costs[0]} in place of {costs[1]}, at {number(after.load)} {unit_of(study.space)}"
     text = f"{names[best]}: +{percent(gain)} {what}, {loads}"
     if outcome.burst(best):
         return f"{text}. It holds {_held(study, outcome, best)}."
     return f"{text}. Confidence: {certainty(sure)}." if sure is not None else f"{text}."
+
+
+def _cost_text(mean: Evaluation) -> str:
+    """Return what a deployment costs at the given load, and its devices: of an autoscaled one those that it holds."""
+    price = mean.figures.get("usd_per_hour")
+    count = figure_text(mean, "devices")
+    devices = f"{count} device{'' if count == '1' else 's'} held"
+    return devices if price is None else f"${price:,.2f}/h ({devices})"
 
 
 def _why_not(study: Study, outcome: SearchOutcome, index: int) -> str:
@@ -156,7 +175,8 @@ def _why_not(study: Study, outcome: SearchOutcome, index: int) -> str:
     answer = outcome.evaluations[index]
     if answer.refused:
         return f"it cannot run ({answer.refused.partition(': weights')[0]})"
-    return f"{limit_text(str(answer.limited_by), limits_from(study.space.limits))} even when hardly anything is sent"
+    load = "at this load" if study.space.load == "given" else "even when hardly anything is sent"
+    return f"{limit_text(str(answer.limited_by), limits_from(study.space.limits))} {load}"
 
 
 def _enough_text(study: Study, outcome: SearchOutcome, load: float, simulated: Sequence[FleetSize]) -> str:

@@ -99,7 +99,7 @@ def run_sections(
         series: returns one row a stretch of time; None: not kept.
     """
     summary = decode(document["summary"], Summary)
-    shares = dict(sorted(summary.time_fractions.items(), key=lambda item: -item[1]))
+    shares = dict(sorted(filter(itemgetter(1), summary.time_fractions.items()), key=lambda item: -item[1]))
     return [
         _summary_section(scenario, document, requests),
         *distribution_sections(scenario, requests, series),

@@ -8,7 +8,15 @@ from dataclasses import dataclass, replace
 from windtunnel.errors import InputError
 from windtunnel.metrics.limits import Limit, check_limited
 from windtunnel.notebook import Shown
-from windtunnel.search.capacity.load import Stream, burst_of, check_has_one_load, is_steady, lengthened, stream_of
+from windtunnel.search.capacity.load import (
+    Stream,
+    burst_of,
+    check_has_one_load,
+    check_keeps_time,
+    is_steady,
+    lengthened,
+    stream_of,
+)
 from windtunnel.search.capacity.probe import Probe, probe, serve_requests
 from windtunnel.search.confidence import MOST_SEEDS, lower_bound
 from windtunnel.serving.prepared import PreparedDeployment
@@ -94,7 +102,7 @@ def capacity(
 
 def served_at_once(server: PreparedDeployment, stream: Stream) -> float:
     """Measure the requests a second that are served when all are there at once."""
-    served = serve_requests(server, stream.at_once())
+    served = serve_requests(server, stream.at_once(), stream.seed)
     assert served is not None, "nothing gives this run up"
     return served.arrival_s.size / float((served.arrival_s + served.e2e_s).max())
 
@@ -264,8 +272,10 @@ class Capacities(Shown):
 
     @property
     def num_requests(self) -> int:
-        """Requests of each stream that the answer rests on."""
-        return self.steady.streams[0].unit.num_requests
+        """Requests of each stream that the answer rests on; where a duration ends it, those at its capacity."""
+        first, found = self.steady.streams[0], self.streams[0].passing
+        is_timed = first.workload.num_requests is None and found is not None and found.served is not None
+        return found.served.arrival_s.size if is_timed else first.unit.num_requests  # type: ignore[union-attr]
 
     @property
     def drift(self) -> float | None:
@@ -311,6 +321,7 @@ def capacities(
     if not 1 <= num_seeds <= MOST_SEEDS:
         raise InputError(f"seeds is {num_seeds:,}; 1 to {MOST_SEEDS:,} streams of requests can be asked for")
     check_limited(scenario.workload.task, [limit.metric for limit in limits])
+    check_keeps_time(scenario)
     priced = PricedDeployments()
     pools = scenario.deployment.pools
     setup = resolve(pool_scenario(scenario, scenario.deployment.groups[0]), allow_download)
@@ -318,7 +329,7 @@ def capacities(
     first = stream_of(scenario.workload, scenario.seed)
 
     def of_stream(stream: Stream, near: float | None) -> Capacity:
-        checks = CHECKS if stream.unit.num_requests == first.unit.num_requests else 0
+        checks = CHECKS if stream.workload == first.workload else 0
         server = priced.server(scenario, stream.unit, None if pools else setup)
         return capacity(server, stream, limits, tolerance, near, checks)
 

@@ -10,6 +10,8 @@ import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.metrics.limits import Limit
+from windtunnel.serving.scenario import Scenario
+from windtunnel.serving.setup.fleet_plan import comes_and_goes
 from windtunnel.workload.arrivals import Arrivals, Burst, ClosedLoop, Gamma, Poisson, RateCurve, Recorded, Static
 from windtunnel.workload.generate.requests import RequestArrays, generate
 from windtunnel.workload.schema import Workload
@@ -108,6 +110,19 @@ def check_has_one_load(workload: Workload) -> None:
         raise InputError(
             "the workload has a rate and a concurrency, and its load could be either",
             "leave out the concurrency to seek the greatest rate, or the rate to seek the most clients",
+        )
+
+
+def check_keeps_time(scenario: Scenario) -> None:
+    """Raise InputError where replicas come and go by the clock, and a greater load would end before they do."""
+    workload = scenario.workload
+    is_timed = isinstance(workload.arrivals, Poisson | Gamma | Static | RateCurve) and not workload.tenants
+    is_endless = workload.num_requests is None and (workload.trace is None or workload.trace.order == "resampled")
+    if comes_and_goes(scenario.deployment) and not (is_timed and is_endless and workload.duration_s is not None):
+        raise InputError(
+            "replicas come and go by the clock, and the greater the load, the sooner these requests are over",
+            "for a capacity give workload.duration_s in place of num_requests; at the load as it is, ask windtunnel "
+            "whatif, or search with load: given",
         )
 
 

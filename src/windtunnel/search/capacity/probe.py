@@ -3,16 +3,19 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from windtunnel.compiled.arrays import Floats, Ints
+from windtunnel.metrics.fleet import mean_replicas
 from windtunnel.metrics.limits import Limit
-from windtunnel.metrics.records import Table, time_per_output_token_s
+from windtunnel.metrics.records import REQUEST_COLUMNS, Table, time_per_output_token_s
 from windtunnel.metrics.summary import itl_distribution, queue_growth
 from windtunnel.search.capacity.load import Stream
 from windtunnel.serving.prepared import PreparedDeployment, users_router
 from windtunnel.serving.run import GiveUp, Watch, replicas_of
+from windtunnel.serving.setup.fleet_plan import FleetRun, comes_and_goes, phase_table
 from windtunnel.serving.setup.frontend import client_delay_s
 from windtunnel.serving.state import records as state
 from windtunnel.workload.generate.requests import RequestArrays
@@ -39,6 +42,8 @@ class Served:
     output_tokens: Ints
     num_preemptions: int
     steps: Table
+    replicas: Sequence[float]
+    """Replicas of each pool that serves tokens that hold their devices, averaged over the span."""
 
     @property
     def stream_over_e2e(self) -> float:
@@ -100,7 +105,8 @@ def probe(
     # A long run can be given up by a limit on the wait for a first token.
     waits = (limit for limit in limits if limit.metric in ("ttft", "e2e", "queueing") and limit.quantile > 0)
     patience = None if is_patient or is_short or stream.is_closed else next(waits, None)
-    served = serve_requests(server, requests, None if patience is None else _hopeless(patience, requests))
+    give_up = None if patience is None else _hopeless(patience, requests)
+    served = serve_requests(server, requests, stream.seed, give_up)
     if served is None:
         assert patience is not None, "only a limit gives a run up"
         return Probe(load, math.log(2.0), patience.name, None)
@@ -125,9 +131,14 @@ def growth(served: Served) -> float:
     return queue_growth(served.arrival_s, served.queueing_s)
 
 
-def serve_requests(server: PreparedDeployment, requests: RequestArrays, give_up: GiveUp | None = None) -> Served | None:
-    """Serve requests of the lengths that `server` was prepared for; None where the run was given up."""
-    fleet, router = server.start_fleet(requests.arrival_s.size), users_router(server.scenario.deployment)
+def serve_requests(
+    server: PreparedDeployment, requests: RequestArrays, seed: int, give_up: GiveUp | None = None
+) -> Served | None:
+    """Serve requests of the lengths that `server` was prepared for; None where the run was given up.
+
+    Random faults follow the `seed` of the stream.
+    """
+    fleet, router = server.start_fleet(requests.arrival_s.size, seed), users_router(server.scenario.deployment)
     run = server.for_clients(requests).serve(requests, fleet, router, Watch(give_up=give_up))
     records = run.requests
     if fleet is not None:
@@ -138,6 +149,7 @@ def serve_requests(server: PreparedDeployment, requests: RequestArrays, give_up:
     at_client_s = client_delay_s(server.pools[0].setup.frontend, requests, records, replica, num_replicas)
     arrival_s, first_s, finish_s = records["arrival_s"], records["first_token_s"], records["finish_s"]
     rows = slice(requests.num_warmup, None)
+    span = Table({"arrival_s": arrival_s[rows], "finish_s": (finish_s + at_client_s)[rows]}, REQUEST_COLUMNS)
     return Served(
         arrival_s=arrival_s[rows],
         queueing_s=(records["scheduled_s"] - arrival_s)[rows],
@@ -147,7 +159,17 @@ def serve_requests(server: PreparedDeployment, requests: RequestArrays, give_up:
         output_tokens=records["output_tokens"][rows],
         num_preemptions=int(records["num_preemptions"].sum()),
         steps=run.steps,
+        replicas=_replicas_held(server, fleet, span),
     )
+
+
+def _replicas_held(server: PreparedDeployment, fleet: FleetRun | None, span: Table) -> list[float]:
+    """Return the mean number of replicas of each pool that hold their devices."""
+    sizes = [pool.settings.num_replicas for pool in server.pools]
+    if fleet is None or not comes_and_goes(server.scenario.deployment):
+        return [float(size) for size in sizes]
+    phases, ends = phase_table(fleet), list(accumulate(sizes))
+    return [mean_replicas(phases, span, end - size, end) for size, end in zip(sizes, ends, strict=True)]
 
 
 def _hopeless(limit: Limit, requests: RequestArrays) -> GiveUp:

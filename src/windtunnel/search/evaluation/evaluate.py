@@ -18,15 +18,18 @@ from windtunnel.schema import Schema, decode
 from windtunnel.search.capacity import load
 from windtunnel.search.capacity.capacity import Capacity, capacity
 from windtunnel.search.capacity.probe import probe
-from windtunnel.search.evaluation.duplicates import Neighbours
+from windtunnel.search.evaluation.duplicates import BOUNDS, Neighbours
 from windtunnel.search.evaluation.figures import Deployed, check_budget, figures, load_worth, taken_by
 from windtunnel.search.evaluation.schema import Evaluation, Question
-from windtunnel.search.space.space import Point, Space, point_at, scenario_at
+from windtunnel.search.space.space import ENGINE_PREFIX, Point, Space, point_at, scenario_at
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.defaults import overlay
 from windtunnel.serving.prepared import PreparedDeployment
 from windtunnel.serving.priced_deployments import PricedDeployments
 from windtunnel.serving.scenario import Scenario, pool_scenario, resolve
+from windtunnel.serving.setup.fleet_plan import comes_and_goes
+
+BOUND_PATHS = frozenset(f"{ENGINE_PREFIX}{name}" for name in BOUNDS)
 
 
 class _Knobs(Schema):
@@ -73,6 +76,8 @@ class Evaluator:
 
     def _looked_up(self, settings: dict[str, Any], workload: str | None) -> Deployed:
         scenario = scenario_at(self.space, settings, workload)
+        if self.space.load == "capacity":
+            load.check_keeps_time(scenario)
         takes = taken_by(scenario)
         check_budget(takes, self.space.budget)
         return Deployed(scenario, None if scenario.deployment.pools else resolve(scenario), takes)
@@ -93,8 +98,9 @@ class Evaluator:
         return 1
 
     def family(self, index: int) -> bytes:
-        """Return a key that is equal for points that differ in knobs only."""
-        return msgspec.json.encode(point_at(self.space, index).others)
+        """Return a key that is equal for points that differ in knobs and in bounds of the scheduler only."""
+        settings = point_at(self.space, index).others
+        return msgspec.json.encode({path: settings[path] for path in settings if path not in BOUND_PATHS})
 
     def stream(self, scenario: Scenario, seed: int, num_requests: int | None) -> load.Stream:
         """Return the requests of a point; points of one workload share them."""
@@ -196,7 +202,7 @@ class Evaluator:
             figures=values,
             holds=tried.passes,
             num_runs=1,
-            num_requests=stream.unit.num_requests,
+            num_requests=tried.served.arrival_s.size,
         )
         return Capacity(stream.usual_load, tried, None, 1), evaluation
 
@@ -209,7 +215,8 @@ class Evaluator:
         near: float | None,
     ) -> tuple[Capacity, Evaluation]:
         worth = None
-        if question.worth is not None and not stream.is_closed:
+        is_fixed = not comes_and_goes(deployed.scenario.deployment)  # its cost is known before it runs
+        if question.worth is not None and not stream.is_closed and is_fixed:
             mean_output = float(stream.unit.output_tokens[stream.unit.num_warmup :].mean())
             worth = load_worth(self.space.objective, question.worth, deployed.takes, mean_output)
             worth = worth and worth / stream.requests_per_arrival

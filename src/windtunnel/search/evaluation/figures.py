@@ -8,6 +8,7 @@ import numpy as np
 
 from windtunnel import catalog
 from windtunnel.errors import InputError
+from windtunnel.metrics.fleet import lost_steps
 from windtunnel.metrics.limits import Limit
 from windtunnel.metrics.summary import SECONDS_PER_HOUR, itl_distribution
 from windtunnel.model.launches.forward import attention_side
@@ -18,6 +19,7 @@ from windtunnel.search.space.space import Budget
 from windtunnel.serving.analysis.device_use import power_model
 from windtunnel.serving.prepared import PreparedDeployment
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario
+from windtunnel.serving.setup.fleet_plan import comes_and_goes
 from windtunnel.units import format_count
 
 FIGURES: Mapping[str, str] = read_yaml(Path(__file__).with_name("figures.yaml"))
@@ -28,7 +30,7 @@ FIGURES: Mapping[str, str] = read_yaml(Path(__file__).with_name("figures.yaml"))
 class Takes:
     """Resources of a deployment; None where unknown."""
 
-    devices: int
+    devices: float
     usd_per_hour: float | None
     busy_w: float | None
     """Power with all devices busy."""
@@ -70,7 +72,7 @@ def load_worth(objective: str, score: float, takes: Takes, mean_output: float) -
 def check_budget(takes: Takes, budget: Budget) -> None:
     """Raise InputError where a deployment takes more than `budget` allows."""
     if budget.devices is not None and takes.devices > budget.devices:
-        raise InputError(f"{format_count(takes.devices, 'device')}; the budget is {budget.devices}")
+        raise InputError(f"{format_count(round(takes.devices), 'device')}; the budget is {budget.devices}")
     if budget.usd_per_hour is not None:
         if takes.usd_per_hour is None:
             raise InputError("its price is not known, and the budget is in dollars", "give price_usd_per_hour")
@@ -83,20 +85,25 @@ def check_budget(takes: Takes, budget: Budget) -> None:
             raise InputError(f"{takes.busy_w:,.0f} W; the budget is {budget.power_w:,.0f} W")
 
 
-def taken_by(scenario: Scenario) -> Takes:
-    """Return the resources that the deployment of `scenario` takes."""
+def taken_by(scenario: Scenario, replicas: Sequence[float] = ()) -> Takes:
+    """Return the resources that the deployment of `scenario` takes: at most, or with its mean `replicas`, one number
+    for each pool that serves tokens."""
     deployment = scenario.deployment
-    parts = [pool_scenario(scenario, pool).deployment for pool in deployment.pools or deployment.groups]
+    held = dict(zip((pool.name for pool in deployment.groups), replicas, strict=False))
+    parts = [(pool_scenario(scenario, pool).deployment, pool) for pool in deployment.pools or deployment.groups]
     prices = [pool.price_usd_per_hour for pool in deployment.pools] or [deployment.price_usd_per_hour]
+    devices: float = 0
     usd_per_hour: float | None = 0.0
     power_w: float | None = 0.0
-    for part, given_price in zip(parts, prices, strict=True):
+    for (part, pool), given_price in zip(parts, prices, strict=True):
         device = catalog.device(part.device)
         price = given_price if given_price is not None else device.price_usd_per_hour
         watts = device.tdp_w if deployment.power.busy_w is None else deployment.power.busy_w
-        usd_per_hour = None if price is None or usd_per_hour is None else usd_per_hour + price * part.num_devices
-        power_w = None if watts is None or power_w is None else power_w + watts * part.num_devices
-    return Takes(deployment.num_devices, usd_per_hour, power_w)
+        num_devices = held.get(pool.name, pool.most_replicas) * part.parallelism.num_devices
+        devices += num_devices
+        usd_per_hour = None if price is None or usd_per_hour is None else usd_per_hour + price * num_devices
+        power_w = None if watts is None or power_w is None else power_w + watts * num_devices
+    return Takes(devices, usd_per_hour, power_w)
 
 
 def figures(
@@ -109,7 +116,8 @@ def figures(
             not from the run's span, which ends with a tail that a service does not have.
         limits: may be of other statistics than `STATISTICS`.
     """
-    num_devices, usd_per_hour = deployed.takes.devices, deployed.takes.usd_per_hour
+    held = taken_by(deployed.scenario, served.replicas)
+    num_devices, usd_per_hour = held.devices, held.usd_per_hour
     span_s = float((served.arrival_s + served.e2e_s).max() - served.arrival_s.min())
     requests_per_s = served.arrival_s.size / span_s
     if sustained is not None:
@@ -150,24 +158,22 @@ STATISTICS = ("p50", "p90", "p99")
 
 def _use(deployed: Deployed, server: PreparedDeployment, served: Served, span_s: float) -> dict[str, float]:
     """Return the busy fraction, the peak of KV use and the mean power of the devices."""
-    steps, scenario = served.steps, deployed.scenario
-    parts = [
-        (pool_scenario(scenario, pool.pool), pool.setup, pool.memory, pool.settings.ranks_per_replica, pool.shard)
-        for pool in server.pools
-    ]
-    first, busy_s, slots, mean_w, peaks = 0, 0.0, 0, 0.0, [0.0]
-    for part_scenario, setup, memory, ranks, shard in parts:
-        replicas = part_scenario.deployment.replicas
-        mine = (steps["replica"] >= first) & (steps["replica"] < first + replicas)
+    steps, deployment = served.steps, deployed.scenario.deployment
+    is_whole = ~lost_steps(steps) if comes_and_goes(deployment) else True
+    first, busy_s, slots, mean_w, peaks = 0, 0.0, 0.0, 0.0, [0.0]
+    for pool, replicas in zip(server.pools, served.replicas, strict=True):
+        end, split = first + pool.settings.num_replicas, pool.setup.parallelism
+        mine = (steps["replica"] >= first) & (steps["replica"] < end) & is_whole
         part_busy_s = float(steps["duration_s"][mine].sum())
-        part_slots = replicas * setup.parallelism.pp
-        power = power_model(scenario.deployment, setup, attention_side(shard), steps.where(mine))
+        part_slots = replicas * split.pp
+        power = power_model(deployment, pool.setup, attention_side(pool.shard), steps.where(mine))
         if power is None:
             mean_w = np.nan
         else:
-            mean_w += power.at(min(part_busy_s / span_s / part_slots, 1.0)) * part_scenario.deployment.num_devices
+            mean_w += power.at(min(part_busy_s / span_s / part_slots, 1.0)) * replicas * split.num_devices
         if mine.any():
-            peaks.append(float(steps["used_blocks"][mine].max()) / memory.num_blocks / ranks)
-        busy_s, slots, first = busy_s + part_busy_s, slots + part_slots, first + replicas
+            num_blocks = pool.memory.num_blocks * pool.settings.ranks_per_replica
+            peaks.append(float(steps["used_blocks"][mine].max()) / num_blocks)
+        busy_s, slots, first = busy_s + part_busy_s, slots + part_slots, end
     values = {"busy_fraction": min(busy_s / span_s / slots, 1.0), "kv_peak_fraction": max(peaks)}
     return values if np.isnan(mean_w) else values | {"mean_w": float(mean_w)}

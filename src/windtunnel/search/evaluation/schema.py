@@ -50,6 +50,9 @@ class Question(Schema):
     """First requests of the workload to serve; None: all."""
     lengthens: bool = False
     """Whether a drawn stream is lengthened until the load is steady; else only where it is a burst."""
+    drops: bool = False
+    """Whether a point is dropped where another of its family, evaluated before, reaches a better score: it is tried at
+    the load for that score, and with the requests that the other needed."""
     seed: int = 0
     """Seed of the stream of requests, the same for all points."""
     tolerance: float = TOLERANCE
