@@ -1,10 +1,17 @@
-"""Schedulers and routers in Python for deployments of twins; some fail once a request decodes."""
+"""Schedulers, routers and a queue order in Python for deployments of twins; some fail once a request decodes."""
 
 import time
 from typing import Any
 
+from windtunnel.compiled.arrays import Floats
 from windtunnel.serving.custom.policy import PolicyEngine, PolicyRequests
+from windtunnel.serving.custom.queue_order import Queued
 from windtunnel.serving.custom.router import Arrival, Replicas
+
+
+def longest_sooner(requests: Queued) -> Floats:
+    """A prompt of 1,000 tokens waits as if it had been sent a second sooner."""
+    return -requests.input_tokens / 1000
 
 
 def shortest_first(requests: PolicyRequests, waiting: Any, ready: Any, engine: PolicyEngine) -> list[tuple[int, int]]:

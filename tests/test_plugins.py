@@ -47,6 +47,43 @@ def test_a_shipped_name_cannot_be_taken(tmp_path: Path) -> None:
         ROUTERS.get("heap")
 
 
+def test_a_name_that_is_taken_without_a_module_is_refused(tmp_path: Path) -> None:
+    taken = Registry("windtunnel.test_kind", None, "test kind", taken=("auto",))
+    assert "auto" not in taken
+    with (
+        installed_plugin(tmp_path, "windtunnel.test_kind", "auto", ""),
+        pytest.raises(InputError, match="the test kind 'auto' of 'plugin_auto' has the name of a shipped one"),
+    ):
+        taken.get("auto")
+
+
+def test_a_name_of_two_packages_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for number, folder in enumerate(folders):
+        folder.mkdir()
+        info = folder / f"package_{number}-1.0.dist-info"
+        info.mkdir()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: package_{number}\nVersion: 1.0\n")
+        (info / "entry_points.txt").write_text(f"[windtunnel.test_kind]\nsticky = module_{number}\n")
+    monkeypatch.syspath_prepend(folders[1])
+    with installed_plugin(folders[0], "windtunnel.test_kind", "other", "ANSWER = 1\n"):
+        assert ROUTERS.get("other").ANSWER == 1
+        with pytest.raises(InputError, match=r"'sticky' is of several installed packages: module_. and module_."):
+            ROUTERS.get("sticky")
+
+
+def test_a_failure_of_ours_names_the_packages_that_took_part(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise TypeError("no number")
+
+    monkeypatch.setattr("windtunnel.network.collectives.run._algorithm", fail)
+    with installed_plugin(tmp_path, "windtunnel.collectives", "odd", "OPERATIONS = ('all_reduce',)\n"):
+        assert run([*COLLECTIVE, "--backend", "flow", "--algorithm", "odd"]) == 1
+    assert "or an installed package gave a wrong value: plugin_odd" in capsys.readouterr().err
+
+
 def test_a_broken_package_is_named(tmp_path: Path) -> None:
     with (
         installed_plugin(tmp_path, "windtunnel.test_kind", "broken", "import no_such_module\n"),
@@ -112,11 +149,12 @@ def test_a_failure_inside_a_package_is_no_bug_of_ours(tmp_path: Path, capsys: py
     source = "OPERATIONS = ('all_reduce',)\ndef flows(call):\n    raise ValueError('oops')\n"
     arguments = ["collective", "--op", "all_reduce", "--size", "1MiB", "--topology", "dgx_h100", "--backend", "flow"]
     with installed_plugin(tmp_path, "windtunnel.collectives", "odd", source):
-        assert run([*arguments, "--algorithm", "odd"]) == 1
+        assert run([*arguments, "--algorithm", "odd"]) == 2
     told = capsys.readouterr().err
     assert "an installed package failed in plugin_odd, line 3: ValueError: oops" in told
 
 
+COLLECTIVE = ["collective", "--op", "all_reduce", "--size", "1MiB", "--topology", "dgx_h100"]
 FLOWS = "OPERATIONS = ('all_reduce',)\n"
 BREACHES = {
     ("collectives", "flows"): {
@@ -137,11 +175,39 @@ def test_what_breaks_its_contract_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: tuple[str, str], source: str
 ) -> None:
     option = {"collectives": ["--backend", "flow", "--algorithm", "odd"], "network_backends": ["--backend", "odd"]}
-    arguments = ["collective", "--op", "all_reduce", "--size", "1MiB", "--topology", "dgx_h100", *option[kind[0]]]
+    arguments = [*COLLECTIVE, *option[kind[0]]]
     with installed_plugin(tmp_path, f"windtunnel.{kind[0]}", "odd", source):
         assert run(arguments) == 2
     told = capsys.readouterr().err
     assert re.search(rf"^error: the .* 'odd' \(plugin_odd\) {BREACHES[kind][source]}$", told, re.MULTILINE)
+
+
+NUMBERS = {
+    ("collectives", "OPERATIONS = 5\n"): "OPERATIONS of the algorithm 'odd' is 5, not a tuple",
+    (
+        "collectives",
+        FLOWS + "CLOSED_FORM = 5\n",
+    ): "CLOSED_FORM of the collective algorithm 'odd' is 5, not a ClosedForm",
+    (
+        "network_backends",
+        "def run_flows(*_): return 0\ndef total_seconds(*_): return -1.0\n",
+    ): "the time of all flows by the network backend 'odd' is -1.0; a number of at least 0 is needed",
+    (
+        "network_backends",
+        "def run_flows(*_): return 0\ndef ring_seconds(*_): return 'soon'\n",
+    ): "the time of ring by the network backend 'odd' is 'soon'; a number of at least 0 is needed",
+}
+"""Group and source of a plug-in with a wrong value -> what a command says of it."""
+
+
+@pytest.mark.parametrize(("group", "source"), NUMBERS)
+def test_a_wrong_value_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str], group: str, source: str) -> None:
+    option = ["--algorithm", "odd"] if group == "collectives" else ["--backend", "odd"]
+    if "total_seconds" in source:
+        option += ["--algorithm", "tree"]
+    with installed_plugin(tmp_path, f"windtunnel.{group}", "odd", source):
+        assert run([*COLLECTIVE, *option]) == 2
+    assert f"error: {NUMBERS[group, source]}\n" in capsys.readouterr().err
 
 
 def test_formats_are_all_of_their_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,6 +12,7 @@ import re
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from unittest.mock import patch
 
@@ -30,6 +31,9 @@ _START_PROCESSES = ("bench", "dashboard", "lab", "profile", "search")
 def run(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     """The finished `command`, run in `folder`: here, or by bash with this interpreter's `windtunnel` first on PATH."""
     words = [] if _SHELL.search(command) else shlex.split(command.replace("\\\n", " "))
+    if words == ["pip", "install", "."]:
+        _install(folder)
+        return subprocess.CompletedProcess(words, 0, "", "")
     if words[:1] == ["windtunnel"] and words[1] not in _START_PROCESSES and not any(folder.glob("*.py")):
         return _run_here(words, folder)
     return subprocess.run(
@@ -70,11 +74,23 @@ def _plain(text: str) -> str:
     return "".join(f"{line.rstrip()}\n" for line in text.strip("\n").splitlines())
 
 
+def _install(folder: Path) -> None:
+    """Do what of `pip install .` commands notice: entry points are where Python looks, without another environment."""
+    project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    info = folder / f"{project['name']}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n")
+    lines = []
+    for group, points in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in points.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+
+
 def _environment(folder: Path) -> dict[str, str]:
     installed = Path(sys.executable).parent
     return os.environ | {
         "PATH": os.pathsep.join([str(installed), str(_commands_from_source(folder)), os.environ["PATH"]]),
-        "PYTHONPATH": str(_SOURCE),
+        "PYTHONPATH": os.pathsep.join([str(_SOURCE), *([str(folder)] if any(folder.glob("*.dist-info")) else [])]),
         "PYTHONUTF8": "1",
         **_look(folder),
     }

@@ -5,11 +5,13 @@ A message follows one order: what was asked, what was found, what is allowed. Th
 
 import difflib
 import errno
+import math
 import os
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from numbers import Real
 from pathlib import Path
 from typing import Any, Self
 
@@ -136,6 +138,17 @@ def check_known(word: str, known: Iterable[str], message: str, otherwise: str | 
     names = list(known)
     if word not in names:
         raise InputError(message, did_you_mean(word, names, otherwise or f"known: {', '.join(names)}"))
+
+
+def is_number(value: Any, least: float = 0.0) -> bool:
+    """Whether a value is a finite number of at least `least`."""
+    return isinstance(value, Real) and least <= float(value) < math.inf
+
+
+def check_number(number: Any, what: str, least: float = 0.0) -> None:
+    """Raise InputError with `what` it is unless it is a finite number of at least `least`."""
+    if not is_number(number, least):
+        raise InputError(f"{what} is {number!r:.60}; a number of at least {least:g} is needed")
 
 
 def listed(words: Sequence[str], joint: str = "and") -> str:

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from windtunnel.errors import InputError, check_known
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from importlib.metadata import EntryPoint
 
 
@@ -33,10 +34,14 @@ class Registry:
         what: the field's word for one alternative, for messages.
         needs: names that each alternative defines.
         folders: whether each shipped one is a folder; the modules beside them are none.
+        taken: names of shipped ones that are no module.
     """
 
-    def __init__(self, group: str, package: str | None, what: str, *needs: str, folders: bool = False) -> None:
+    def __init__(
+        self, group: str, package: str | None, what: str, *needs: str, folders: bool = False, taken: Sequence[str] = ()
+    ) -> None:
         self.group, self.package, self.what, self.needs, self.folders = group, package, what, needs, folders
+        self.taken = taken
 
     @property
     def shipped(self) -> tuple[str, ...]:
@@ -49,7 +54,7 @@ class Registry:
 
     def folder(self, name: str) -> Path | None:
         """Return the folder of an alternative's module, which is not imported; None where there is no such module."""
-        module = f"{self.package}.{name}" if name in self.shipped else _installed(self.group)[name].module
+        module = f"{self.package}.{name}" if name in self.shipped else _installed(self.group)[name][0].module
         try:
             spec = find_spec(module)
         except ImportError:
@@ -62,19 +67,21 @@ class Registry:
 
     def get(self, name: str) -> Any:
         """Import the alternative of that name. InputError where there is none, an installed one has the name of a
-        shipped one, cannot be imported, or is no such alternative."""
+        shipped one or of another one, cannot be imported, or is no such alternative."""
         shipped, installed = self.shipped, _installed(self.group)
-        if name in shipped and name in installed:
-            raise InputError(
-                f"the {self.what} {name!r} of {installed[name].value!r} has the name of a shipped one",
-                f"give its entry point in {self.group!r} another name",
-            )
+        values = [point.value for point in installed.get(name, ())]
+        if values and (name in shipped or name in self.taken):
+            problem = f"the {self.what} {name!r} of {values[0]!r} has the name of a shipped one"
+            raise InputError(problem, f"give its entry point in {self.group!r} another name")
+        if len(values) > 1:
+            problem = f"the {self.what} {name!r} is of several installed packages: {' and '.join(values)}"
+            raise InputError(problem, f"uninstall one, or give its entry point in {self.group!r} another name")
         if name in shipped:
             return importlib.import_module(f"{self.package}.{name}")
         known = self.names()
         check_known(name, known, f"unknown {self.what} {name!r}", f"known: {', '.join(known) or 'none'}")
         try:
-            alternative = installed[name].load()
+            alternative = installed[name][0].load()
         except Exception as error:
             raise self._broken(name, f"cannot be imported: {type(error).__name__}: {error}") from error
         for needed in self.needs:
@@ -101,7 +108,7 @@ class Registry:
         return answer
 
     def _broken(self, name: str, problem: str) -> InputError:
-        which = f"the {self.what} {name!r} ({_installed(self.group)[name].value})"
+        which = f"the {self.what} {name!r} ({_installed(self.group)[name][0].value})"
         return InputError(f"{which} {problem}", "repair or uninstall the package that provides it")
 
     def every(self, kind: type = object) -> dict[str, Any]:
@@ -115,12 +122,17 @@ class Registry:
         return shipped | {name: self.get(name) for name in sorted(_installed(self.group)) if _works(self, name, kind)}
 
 
-def failed_plugin(error: BaseException) -> str | None:
-    """Return the module of an installed alternative that an error went through, with the line; None where in none."""
+def plugin_modules() -> set[str]:
+    """Return the modules of all installed alternatives."""
     from importlib.metadata import distributions
 
     points = (point for package in distributions() for point in package.entry_points)
-    modules = {point.module for point in points if point.group.startswith("windtunnel.")}
+    return {point.module for point in points if point.group.startswith("windtunnel.")}
+
+
+def failed_plugin(error: BaseException) -> str | None:
+    """Return the module of an installed alternative that an error went through, with the line; None where in none."""
+    modules = plugin_modules()
     frames = [(frame.f_globals.get("__name__"), line) for frame, line in traceback.walk_tb(error.__traceback__)]
     return next((f"{module}, line {line}" for module, line in reversed(frames) if module in modules), None)
 
@@ -156,13 +168,17 @@ def _modules(package: str | None, folders: bool) -> tuple[str, ...]:
 
 
 @cache
-def _installed(group: str) -> dict[str, EntryPoint]:
+def _installed(group: str) -> dict[str, list[EntryPoint]]:
+    """Return name -> the entry points of that name; several where they are different ones."""
     if not _has_plugins():
         return {}
     # Imported late: it loads the parser of mails, which takes longer than the catalog.
     from importlib.metadata import entry_points
 
-    return {point.name: point for point in entry_points(group=group)}
+    found: dict[str, dict[str, EntryPoint]] = {}
+    for point in entry_points(group=group):
+        found.setdefault(point.name, {})[point.value] = point
+    return {name: list(points.values()) for name, points in found.items()}
 
 
 @cache

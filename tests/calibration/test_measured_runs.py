@@ -700,6 +700,10 @@ def test_columns_are_read_as_people_name_them(tmp_path: Path) -> None:
     assert run.scenario is not None
     assert (run.scenario.deployment.parallelism.tp, run.labels["engine"]) == (2, "vllm")
     assert run.measured == {"ttft": pytest.approx(0.06), "tpot": pytest.approx(0.0095)}
+    path.write_text(
+        f"{head.replace('Mean TPOT (ms)', 'power_kw')}\nllama-3.1-8b,h100_sxm,vllm,2,1024,256,16,0.06,1.3\n"
+    )
+    assert read_measurements([path], {})[0].measured["power"] == pytest.approx(1300)
     own = "num_prompts,Output token throughput (tok/s),Maximum request concurrency"  # of `vllm bench serve`
     path.write_text(f"Model,GPU,ISL,OSL,{own}\nllama-3.1-8b,h100_sxm,1024,256,160,1500,16\n")
     (run,) = read_measurements([path], {})

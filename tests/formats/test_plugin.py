@@ -73,6 +73,23 @@ def test_several_documents_are_runs_of_their_own(tmp_path: Path) -> None:
             read_client_files(path, base)
 
 
+@pytest.mark.parametrize(
+    ("good", "wrong", "problem"),
+    [
+        ("of_documents(runs))", "lambda path: [{}])", "the reader of storm returned [{}], which is no list of"),
+        ('"ttft":', '"tftt":', "file.json: storm has no metric 'tftt'"),
+        ('document["first_ms"] * 1e-3', "float('nan')", "file misstates ttft, which is nan"),
+        ('document["users"]', "'ten'", "file misstates concurrency, which is 'ten'"),
+    ],
+)
+def test_a_reader_that_returns_something_else_is_named(tmp_path: Path, good: str, wrong: str, problem: str) -> None:
+    path = written(tmp_path, json.dumps(RESULT))
+    assert good in CLIENT
+    with installed_plugin(tmp_path, GROUP, "storm", CLIENT.replace(good, wrong)), pytest.raises(InputError) as refused:
+        read_client_files(path, {"model": "llama-3.1-8b", "deployment": {"device": "h100_sxm"}})
+    assert problem in str(refused.value)
+
+
 def test_workload_shows_a_list_of_an_installed_tool(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = written(tmp_path, "#rings\nall_reduce 4096\nall_gather 8192\nall_reduce 4096\n")
     with installed_plugin(tmp_path, GROUP, "rings", LIST) as files:

@@ -20,7 +20,7 @@ from typing import Any, Literal
 import msgspec
 
 from windtunnel import catalog
-from windtunnel.errors import InputError, did_you_mean
+from windtunnel.errors import InputError, check_known, did_you_mean
 from windtunnel.files import read_bytes, read_text, write_text
 from windtunnel.formats.clients.read import MS, read_client_results
 from windtunnel.formats.launch.read import read_launch_command
@@ -184,8 +184,8 @@ OF_SERVER = ("model", "device")
 """Needed columns that a command says, or the options of a server."""
 
 
-_UNIT = re.compile(r"_(ms|s)$")
-_FACTORS: Mapping[tuple[str, ...], float] = {("ms", "s"): 1e-3, ("s", "ms"): 1e3}
+_UNIT = re.compile(r"_(ms|s|kw|w)$")
+_FACTORS: Mapping[tuple[str, ...], float] = {("ms", "s"): 1e-3, ("s", "ms"): 1e3, ("kw", "w"): 1e3}
 
 
 def column_of(name: str, columns: Mapping[str, Column]) -> str:
@@ -249,6 +249,8 @@ def read_client_files(path: Path, base: dict[str, Any]) -> list[Measurement]:
     unknown = _unknown_version(base, ())
     for result in read_client_results(path):
         values = vars(result)
+        for metric in result.measured:
+            check_known(metric, METRICS, f"{path.name}: {result.client} has no metric {metric!r}")
         check_model(path.name, str(result.model), str(base["model"]))
         if result.concurrency is None and result.rate_per_s is None:
             hint = f"`windtunnel gate --measured {path} --baseline OTHER` compares it with an earlier one"

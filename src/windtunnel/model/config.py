@@ -255,9 +255,12 @@ class UnknownModelTypeError(InputError):
 
 
 def known_architectures() -> dict[str, Architecture]:
-    """Return `model_type` -> architecture of all that can be read, those of installed kinds of layers too."""
+    """Return `model_type` -> architecture of all that can be read, those of installed kinds of layers too. InputError
+    where one of these names a shipped type."""
     known = dict(KNOWN.architectures)
     for kind in (*attention_kinds(), *feed_forward_kinds()):
+        if taken := sorted(kind.model_types.keys() & KNOWN.architectures.keys()):
+            raise InputError(f"{kind.__name__} brings the model_type {taken[0]!r}, which ships", "give it another name")
         known |= kind.model_types
     return known
 

@@ -1,9 +1,8 @@
 """Bytes that one device holds of a model: weights, keys and values of tokens, states of requests."""
 
-import math
 from collections.abc import Iterator
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, is_number
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.launches.forward import token_launches
 from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Gemm
@@ -113,7 +112,7 @@ def kv_bytes_per_token(shard: Shard, max_model_len: int) -> float:
 def token_bytes(attention: Attention, shard: Shard) -> float:
     """Return the bytes that a token keeps in one layer; raises InputError where a kind counts what no cache has."""
     num_bytes = attention.bytes_per_token(shard)
-    if not 0 <= num_bytes < math.inf:
+    if not is_number(num_bytes):
         raise InputError(f"the kind of attention {type(attention).__name__} keeps {num_bytes} bytes of a token")
     return num_bytes
 

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, check_number
 from windtunnel.model.architectures import Architecture
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.exchange import ALL_GATHER
@@ -400,6 +400,12 @@ class ModelSpec(Schema):
     """Whether it is deployed without its output layer: the hidden state of a prompt is pooled, and nothing sampled."""
     generation: Sampling | None = None
     """Sampling parameters of its published generation_config.json; None: it has none, or they are not known."""
+
+    def check(self) -> None:
+        for _, attention in self.attentions:
+            what = f"the kind of attention {type(attention).__name__}"
+            check_number(attention.widest_tp, f"{what}: widest_tp", 1)
+            check_number(attention.num_parameters(self.hidden_size), f"{what}: num_parameters")
 
     @property
     def num_layers(self) -> int:

@@ -7,11 +7,13 @@ ATTENTION_BACKENDS = ("trtllm", "flashinfer", "flash_attention", "triton")
 MOE_BACKENDS = ("cutlass", "trtllm", "deepgemm", "triton", "marlin", "flashinfer")
 """Families of kernels that compute experts, by the names that engines' flags use; `flashinfer` is any that it wraps."""
 
-REGRESSIONS = Registry("windtunnel.estimators", "windtunnel.pricing.estimators", "estimator", "fit", "RISES")
-"""Regressions that replace the times of a profile; the docstring of their folder states what one says."""
-
 BUILT_IN = ("interpolation", "auto", "monotone")
 """Estimators that fit nothing: tables as they are, the best by cross-validation, and tables that never fall."""
+
+REGRESSIONS = Registry(
+    "windtunnel.estimators", "windtunnel.pricing.estimators", "estimator", "fit", "RISES", taken=BUILT_IN
+)
+"""Regressions that replace the times of a profile; the docstring of their folder states what one says."""
 
 
 def estimators() -> tuple[str, ...]:

@@ -140,6 +140,8 @@ class RooflineEstimator:
     def estimate(self, op: ops.Op) -> Estimate:
         """Return the seconds by the calibrated roofline."""
         _require_work(op)
+        if not has_closed_form(op):
+            _require_counts(op)
         op, remark = _computed(op, self.roofline)
         least_s = least_seconds(op, self.roofline.device)
         seconds = _scalar_or_array(np.asarray(np.maximum(self.roofline.seconds(op), least_s), dtype=np.float64))
@@ -150,8 +152,6 @@ class RooflineEstimator:
         if isinstance(op, MegaMoe):
             return Estimate(seconds, Coverage.ROOFLINE, "closed form of Mega MoE's published times", MEGA_MOE_ERROR)
         if not has_closed_form(op):
-            if not all(np.all(np.isfinite(work) & (np.asarray(work) >= 0)) for work in (op.flops, op.num_bytes)):
-                raise InputError(f"{op.kind}: its arithmetic or its bytes are below 0 or no number")
             return Estimate(seconds, Coverage.ROOFLINE, f"plain roofline, not fitted to {op.kind}", UNFITTED_ERROR)
         fit = fit_for(op)
         return Estimate(seconds, Coverage.ROOFLINE, f"roofline fitted on {fit.fitted_on}{remark}", fit.median_error)
@@ -430,6 +430,12 @@ def _require_work(op: ops.Op) -> None:
         if not np.all(np.isfinite(value) & (np.asarray(value) > 0)):
             least = float(np.min(value))
             raise InputError(f"{op.kind}: {name} is {least:g}; an operator needs a positive finite size to be priced")
+
+
+def _require_counts(op: ops.Op) -> None:
+    for work in map(np.asarray, (op.flops, op.num_bytes)):
+        if work.dtype.kind not in "fiu" or not np.all(np.isfinite(work) & (work >= 0)):
+            raise InputError(f"{op.kind}: its arithmetic or its bytes are below 0 or no number")
 
 
 def _scalar_or_array(seconds: Floats) -> ops.Size:

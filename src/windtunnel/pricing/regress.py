@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel.disk_cache import home
-from windtunnel.errors import check_known
+from windtunnel.errors import InputError, check_known
 from windtunnel.model import operators as ops
 from windtunnel.pricing.choices import REGRESSIONS, estimators
 from windtunnel.pricing.estimator import CHUNKED, TableModel
@@ -50,6 +50,8 @@ def fitted(table: MeasurementTable, roofline: Roofline, method: str) -> Measurem
     method, or scikit-learn is needed and missing.
     """
     check_known(method, estimators(), f"there is no estimator {method!r}")
+    if method in REGRESSIONS:
+        REGRESSIONS.get(method)  # refuses one that has the name of another
     if method == "auto":
         method = scores(few_sites(table), roofline)[0].method
     if method == "interpolation":
@@ -133,7 +135,11 @@ def _predicted(table: MeasurementTable, roofline: Roofline, method: str, points:
             continue
         known = features(table, shown), _roofline_s(table, roofline, site, shown), table.seconds[shown]
         model = REGRESSIONS.call(method, "fit", Callable, *known)
-        seconds[rows] = model(features(points, rows), _roofline_s(points, roofline, site, rows))
+        answer = np.asarray(model(features(points, rows), _roofline_s(points, roofline, site, rows)))
+        if answer.shape != rows.shape or answer.dtype.kind != "f" or not (np.isfinite(answer) & (answer > 0)).all():
+            hint = f"its function takes features and roofline seconds [{len(rows)}], and returns seconds [{len(rows)}]"
+            raise InputError(f"the estimator {method!r} answered with {answer!r:.60}, which are no times", hint)
+        seconds[rows] = answer
     return seconds
 
 

@@ -24,7 +24,14 @@ BALANCE_TIMEOUT_ITERS, BALANCE_BATCHING_ITERS = 50, 10
 MOST_LOOKS = 1_000_000
 """Looks of an autoscaler that may have to agree before it changes anything."""
 SCHEDULING_POLICIES = (*QUEUE_ORDERS, LONGEST_PREFIX_MATCH)
-"""Known values of `EngineSettings.scheduling_policy`."""
+"""Built-in values of `EngineSettings.scheduling_policy`."""
+OWN_ORDERS = Registry("windtunnel.queue_orders", None, "queue order", taken=SCHEDULING_POLICIES)
+"""Orders of waiting requests in Python that installed packages offer by name."""
+
+
+def is_own_order(name: str) -> bool:
+    """Whether `name` is a queue order in Python: `module:function`, or one that an installed package offers."""
+    return ":" in name or name in OWN_ORDERS
 
 
 class HostOverheads(schema.Schema):
@@ -159,7 +166,6 @@ class Lora(schema.Schema):
 WindowKv = Literal["full", "shared_pool", "own_pool"]
 
 CHOICES = {
-    "scheduling_policy": SCHEDULING_POLICIES,
     "attention_backend": ATTENTION_BACKENDS,
     "moe_backend": MOE_BACKENDS,
     "sampler": tuple(KERNELS),
@@ -202,7 +208,7 @@ class EngineSettings(schema.Schema):
     """First waiting request: the oldest (`fcfs`), of least priority (`priority`), with the shortest prompt
     (`shortest`), with the earliest deadline for its first token (`deadline`: its tenant's SLO), or of the tenant with
     the least service so far (`fair_share`); of equal ones the oldest. SGLang's `lpm` puts requests with more cached
-    tokens first."""
+    tokens first. `module:function` or the name of an installed one is an order in Python."""
     max_model_len: schema.AtLeastOne | None = None
     """Longest prompt and output together; None takes the model's."""
     block_size: schema.AtLeastOne | None = None
@@ -335,6 +341,10 @@ class EngineSettings(schema.Schema):
         for name, known in CHOICES.items():
             if (value := getattr(self, name)) not in (None, *known):
                 raise ValueError(f"{name} is {value!r}; known: {', '.join(known)}")
+        order = self.scheduling_policy
+        if order not in (None, *SCHEDULING_POLICIES) and not is_own_order(str(order)):
+            known = (*SCHEDULING_POLICIES, *OWN_ORDERS.names(), "module:function")
+            raise ValueError(f"scheduling_policy is {order!r}; known: {', '.join(known)}")
 
 
 class TargetScaling(schema.Schema, tag="target", tag_field="type"):
@@ -510,13 +520,13 @@ class Profile(schema.Schema):
 
 
 BUILT_IN_ROUTERS = (*ROUTERS, "deferred")
-OWN_ROUTERS = Registry("windtunnel.routers", None, "router")
+OWN_ROUTERS = Registry("windtunnel.routers", None, "router", taken=BUILT_IN_ROUTERS)
 """Routers in Python that installed packages offer by name."""
 
 
 def is_own_router(name: str) -> bool:
     """Whether `name` is a router in Python: `module:function`, or one that an installed package offers."""
-    return name not in BUILT_IN_ROUTERS and (":" in name or name in OWN_ROUTERS)
+    return ":" in name or name in OWN_ROUTERS
 
 
 class Deployment(schema.Schema):

@@ -14,6 +14,7 @@ from windtunnel.model.shape import Shard
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.codes import BOTH, DECODE, PREFILL
 from windtunnel.serving.custom.policy import Policy, load_function, policy_name
+from windtunnel.serving.custom.queue_order import QueueOrder, queued, seconds_of, users_order
 from windtunnel.serving.custom.router import Router
 from windtunnel.serving.deployment import OWN_ROUTERS, Deployment, EngineSettings, KvTier, Pool, is_own_router
 from windtunnel.serving.engines.contract import scheduler_of
@@ -79,6 +80,8 @@ class PreparedDeployment:
     """None where no KV goes from pool to pool."""
     encoder: EncodePool | None = None
     """The pool that encodes images for the others; None where they do it themselves."""
+    queue_order: QueueOrder | None = None
+    """The user's order of waiting requests; None: a built-in one."""
 
     def for_clients(self, requests: RequestArrays) -> "PreparedDeployment":
         """Return the deployment for requests of the same lengths from another number of clients."""
@@ -106,16 +109,18 @@ class PreparedDeployment:
         plans = [pool.plan._replace(cost=_without_shared_reads(pool.plan.cost)) for pool in self.pools]
         return replace(self, pools=[replace(pool, plan=plan) for pool, plan in zip(self.pools, plans, strict=True)])
 
-    def start_fleet(self, num_requests: int) -> FleetRun | None:
+    def start_fleet(self, num_requests: int, seed: int | None = None) -> FleetRun | None:
         """Return the replicas that come and go, or the router that holds requests back, at the beginning of a run.
 
-        None where all replicas are there all the time and take every request at once.
+        None where all replicas are there all the time and take every request at once. `seed` draws faults in place of
+        the scenario's.
         """
         if not has_fleet(self.scenario.deployment):
             return None
         takers = [pool.settings for pool in self.pools if pool.plan.role != DECODE]
         most_outstanding = min(settings.max_num_seqs * settings.ranks_per_replica for settings in takers)
-        plan = fleet_plan(self.scenario.deployment, most_outstanding, self.scenario.seed)
+        seed = self.scenario.seed if seed is None else seed
+        plan = fleet_plan(self.scenario.deployment, most_outstanding, seed)
         return start_fleet(plan, [pool.settings.num_replicas for pool in self.pools], num_requests)
 
     def serve(
@@ -134,6 +139,8 @@ class PreparedDeployment:
             sent_s = run.requests["arrival_s"] if fleet is None else fleet.fleet.sent_s
             sent_s[:] = requests.arrival_s
             return replace(run, encode=encoded)
+        if self.queue_order is not None:
+            requests = replace(requests, ttft_limit_s=seconds_of(self.queue_order, queued(requests)))
         takers = sum(pool.settings.num_replicas for pool in self.pools if pool.plan.role != DECODE)
         wait_s = template_wait_s(self.pools[0].setup, requests, takers)
         if wait_s is not None:
@@ -198,8 +205,9 @@ def prepare(
         setup = with_model_len(setup, requests)
         pools.append(_prepared(scenario, pool, setup, requests, estimator_of, lower, policy))
     _check_retention(pools, requests)
+    order = users_order(pool.setup.engine for pool in pools)
     if not scenario.deployment.pools:
-        return PreparedDeployment(scenario, pools)
+        return PreparedDeployment(scenario, pools, queue_order=order)
     _check_first_tokens(scenario, pools)
     pools = _with_stores(pools)
     if scenario.deployment.transfer.router == "prefix_affinity":
@@ -212,7 +220,7 @@ def prepare(
     pools = [replace(pool, plan=plan) for pool, plan in zip(pools, plans, strict=True)]
     rules = handoff_rules_of(scenario, setups, pools[0].shard)
     encoder = _encoder_of(scenario, requests, setups, allow_download, estimator_of)
-    return PreparedDeployment(scenario, pools, rules, encoder)
+    return PreparedDeployment(scenario, pools, rules, encoder, order)
 
 
 def _encoder_of(

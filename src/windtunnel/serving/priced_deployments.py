@@ -5,12 +5,10 @@ from typing import Any
 
 import msgspec
 
-from windtunnel.errors import InputError
 from windtunnel.pricing.estimator import Estimator
 from windtunnel.serving.prepared import PreparedDeployment, prepare
 from windtunnel.serving.scenario import Scenario, Setup
 from windtunnel.serving.setup.estimators import calibrated, estimator_for, estimator_key, on_network
-from windtunnel.serving.setup.fleet_plan import comes_and_goes
 from windtunnel.serving.setup.step_prices import DeployedModel, LoweredSteps, lower_steps
 from windtunnel.workload.generate.requests import RequestArrays
 
@@ -44,11 +42,6 @@ class PricedDeployments:
     def server(self, scenario: Scenario, requests: RequestArrays, setup: Setup | None = None) -> PreparedDeployment:
         """Prepare the deployment of `scenario`, which resolves to `setup`, for requests of these lengths. InputError
         for what `serving.prepared.prepare` raises."""
-        if comes_and_goes(scenario.deployment):
-            raise InputError(
-                "replicas that come and go have no capacity of their own",
-                "leave autoscaling and faults out of a search, and simulate what it finds with them",
-            )
         setups = None if setup is None or scenario.deployment.pools else [setup]
         return prepare(scenario, requests, setups, estimator_of=self.estimator, lower=self.lower)
 

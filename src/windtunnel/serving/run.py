@@ -436,7 +436,7 @@ def _buffer_rows(num_requests: int, is_impatient: bool, keeps_trail: bool) -> It
     """Yield the rows of each buffer. Those of a trail, which are wide, begin small and double."""
     num_rows = min(STEP_BUFFER_ROWS, ROWS_PER_REQUEST * (num_requests + 100))
     if is_impatient:
-        num_rows = min(num_rows, max(LEAST_IMPATIENT_ROWS, num_requests // 8))
+        num_rows = min(num_rows, max(LEAST_IMPATIENT_ROWS, num_requests // 4))
     if keeps_trail:
         num_rows = FIRST_TRAIL_ROWS
     while True:

@@ -536,6 +536,45 @@ def test_what_an_autoscaler_may_do_is_said(limits: str, replicas: int | None, sa
     assert [line[: len(says)] for line in reading.remarks] == ([says] if says else [])
 
 
+@pytest.mark.parametrize(
+    ("kind", "bounds", "says"),
+    [
+        (
+            "HorizontalPodAutoscaler",
+            "minReplicas: 2, maxReplicas: 6",
+            "minReplicas 2, maxReplicas 6: 2 replicas taken;",
+        ),
+        ("ScaledObject", "minReplicaCount: 3, maxReplicaCount: 9", "minReplicas 3, maxReplicas 9: 3 replicas taken;"),
+    ],
+)
+def test_an_autoscaler_beside_a_deployment_bounds_its_replicas(
+    kind: str, bounds: str, says: str, tmp_path: Path
+) -> None:
+    """A Deployment that leaves its replicas to an autoscaler was taken as one replica, and nothing was said."""
+    pod = "containers: [{image: 'vllm/vllm-openai:v0.19.1', args: [--model, Qwen/Qwen3-8B]}]"
+    server = f"kind: Deployment\nmetadata: {{name: chat}}\nspec: {{template: {{spec: {{{pod}}}}}}}"
+    scaler = f"kind: {kind}\nspec: {{scaleTargetRef: {{name: chat}}, {bounds}}}"
+    (tmp_path / "served.yaml").write_text(f"{server}\n---\n{scaler}\n")
+    reading = read_launch_command(str(tmp_path / "served.yaml"))
+    assert reading.raw["deployment"]["replicas"] == int(says[len("minReplicas ")])
+    assert [line[: len(says)] for line in reading.remarks] == [says]
+
+
+@pytest.mark.parametrize(
+    ("scaler", "replicas"),
+    [
+        ("autoscaling: {enabled: true, minReplicas: 3, maxReplicas: 5}", 3),
+        ("keda: {enabled: true, minReplicaCount: 1, maxReplicaCount: 5}", 2),
+        ("autoscaling: {enabled: false, minReplicas: 3, maxReplicas: 5}", 2),
+    ],
+)
+def test_an_autoscaler_of_a_charts_values_bounds_its_replicas(scaler: str, replicas: int, tmp_path: Path) -> None:
+    image = "image: vllm/vllm-openai:v0.11.0\nargs: [--model, Qwen/Qwen3-8B]\n"
+    reading = read_launch_command(chart(tmp_path, f"replicaCount: 2\n{image}{scaler}\n"))
+    assert reading.raw["deployment"]["replicas"] == replicas
+    assert any("maxReplicas 5" in remark for remark in reading.remarks) == ("true" in scaler)
+
+
 def test_a_missing_manifest_is_named() -> None:
     with pytest.raises(InputError, match=r"there is no file nowhere\.yaml"):
         read_launch_command("nowhere.yaml")

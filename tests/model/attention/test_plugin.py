@@ -181,6 +181,7 @@ def test_without_the_package_its_models_are_refused() -> None:
 @pytest.mark.parametrize(
     ("good", "wrong", "problem"),
     [
+        ('"mean_former"', '"llama"', "MeanMixer brings the model_type 'llama', which ships"),
         ("def read(cls", "def reed(cls", "the kind of attention MeanMixer defines no read"),
         ("def widest_tp", "def heads", "the kind of attention MeanMixer defines no widest_tp"),
         ("def num_parameters", "def count", "the kind of attention MeanMixer defines no num_parameters"),
@@ -197,6 +198,12 @@ def test_without_the_package_its_models_are_refused() -> None:
             "num_heads, bytes_per_token = 8, lambda *_: float('nan')\n    is_recurrent = False\n    def state_bytes",
             "MeanMixer keeps nan bytes of a token",
         ),
+        ("return 2 * hidden_size * self.width", "return 'many'", "MeanMixer: num_parameters is 'many'"),
+        ("return 2 * hidden_size * self.width", "return -1", "MeanMixer: num_parameters is -1; a number of at least 0"),
+        ("return self.width\n", "return None\n", "MeanMixer: widest_tp is None; a number of at least 1"),
+        ('yield Launch("mean_decode", ', "return print(", "a kind of layer launches None, which is no Launch"),
+        ('yield Launch("mean_decode", ', "yield (", "a kind of layer launches RunningMean.*, which is no Launch"),
+        ("return 4.0 *", "return None and", "running_mean: its arithmetic or its bytes are below"),
         ("return 2.0 * self.batch", "return -2.0 * self.batch", "running_mean: its arithmetic or its bytes are below"),
         ("return 4.0 * self.batch", "return float('nan')", "running_mean: its arithmetic or its bytes are below"),
     ],

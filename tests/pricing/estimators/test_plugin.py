@@ -69,6 +69,26 @@ def test_a_fit_that_is_kept_is_of_the_estimators_present_source(
     assert seconds[1] == pytest.approx(3.0 * seconds[0])
 
 
+@pytest.mark.parametrize("answer", ["-floor_s", "floor_s[:1]", "floor_s * np.nan", "'soon'"])
+def test_times_that_are_none_are_refused(tmp_path: Path, answer: str) -> None:
+    source = SOURCE.format(factor=1.0).replace("1.0 * ratio * floor_s", answer)
+    assert answer in source
+    with (
+        installed_plugin(tmp_path, "windtunnel.estimators", "ratio", source),
+        pytest.raises(InputError, match=r"the estimator 'ratio' answered with .*which are no times"),
+    ):
+        fitted(measured_table(), ROOFLINE, "ratio")
+
+
+@pytest.mark.parametrize("name", ["auto", "forest"])
+def test_a_taken_name_is_refused(tmp_path: Path, name: str) -> None:
+    with (
+        installed_plugin(tmp_path, "windtunnel.estimators", name, SOURCE.format(factor=1.0)),
+        pytest.raises(InputError, match="has the name of a shipped one"),
+    ):
+        fitted(measured_table(), ROOFLINE, name)
+
+
 @pytest.mark.parametrize(
     ("source", "problem"),
     [

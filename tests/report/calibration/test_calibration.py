@@ -6,6 +6,7 @@ from pathlib import Path
 from rich.console import Console
 
 from windtunnel.report.calibration.calibration import calibration_report
+from windtunnel.report.calibration.validation import verdict_of
 from windtunnel.report.render.terminal import parts_of
 from windtunnel.serving.calibration import Calibration, Provenance, Reserve
 
@@ -42,3 +43,10 @@ def test_a_value_that_no_other_configuration_speaks_for_is_told_apart() -> None:
     assert "the same runs that the value was inferred from" in told(0.1, 0.1, reserve=one)
     assert "reserved_bytes 1.00 GiB" in told(0.1, 0.1, reserve=two)
     assert "the same runs that the value was inferred from" not in told(0.1, 0.1, reserve=two)
+
+
+def test_the_first_sentence_of_a_validation_names_runs_whose_devices_waited() -> None:
+    rows = [{"id": f"run {number}", "waited": True} for number in range(5)] + [{"id": "other"}]
+    text = verdict_of({"scores": {"tpot": {"median": 0.5}}, "rows": rows})
+    assert text.endswith("Devices waited for their host or the client in run 0, run 1, run 2 and 2 more.")
+    assert verdict_of({"scores": {"tpot": {"median": 0.5}}, "rows": rows[-1:]}) == "Median error: TPOT 50.0%."

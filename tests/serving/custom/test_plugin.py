@@ -53,6 +53,18 @@ def test_a_scheduler_is_one_file(tmp_path: Path) -> None:
     assert result.summary.checks.passed
 
 
+@pytest.mark.parametrize(
+    ("group", "name", "settings"),
+    [("routers", "deferred", {"router": "deferred"}), ("schedulers", "sarathi", {"engine.scheduler": "sarathi"})],
+)
+def test_a_shipped_name_is_refused(tmp_path: Path, group: str, name: str, settings: dict[str, object]) -> None:
+    with (
+        installed_plugin(tmp_path, f"windtunnel.{group}", name, "def choose(*_):\n    return 0\n", "choose"),
+        pytest.raises(InputError, match=f"'{name}' of 'plugin_{name}:choose' has the name of a shipped one"),
+    ):
+        served(**settings)
+
+
 def test_an_unknown_router_is_refused_with_the_installed_ones(tmp_path: Path) -> None:
     with (
         installed_plugin(tmp_path, "windtunnel.routers", "even_odd", STICKY, "route"),

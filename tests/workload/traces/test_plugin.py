@@ -87,6 +87,25 @@ def test_what_nearly_matches_is_named_with_what_it_lacks(tmp_path: Path) -> None
         read_requests(Trace(path=str(path)), LENGTHS)
 
 
+def test_texts_that_are_none_are_refused(tmp_path: Path) -> None:
+    path = written(tmp_path, "log\n12345678|1234\n")
+    with (
+        installed_plugin(tmp_path, "windtunnel.traces", "chats", CHATS.partition("lambda")[0] + "lambda said: 5)\n"),
+        pytest.raises(InputError, match="row 1: texts_of of its layout returned 5, not two texts"),
+    ):
+        read_requests(Trace(path=str(path), characters_per_token=4), LENGTHS)
+
+
+def test_a_layout_whose_column_is_no_text_is_left_out(tmp_path: Path) -> None:
+    path = written(tmp_path, "toks_in,toks_out,sent_ms\n1,2,3\n")
+    with (
+        installed_plugin(tmp_path, "windtunnel.traces", "gateway", GATEWAY.replace('"toks_in"', "5")),
+        pytest.warns(UserWarning, match="input_tokens is 5, not the name of a column; it is left out"),
+        pytest.raises(InputError, match="the columns of no known trace"),
+    ):
+        read_requests(Trace(path=str(path)), LENGTHS)
+
+
 def test_a_layout_of_an_unknown_unit_is_left_out(tmp_path: Path) -> None:
     path = written(tmp_path, "toks_in,toks_out,sent_ms\n1,2,3\n")
     with (

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, is_number
 from windtunnel.formats.recognise import FileContent, FileFormat, find_format
 
 MS = 1e-3
@@ -56,11 +56,17 @@ class ClientResult:
         for name in ("input_tokens", "output_tokens"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ValueError(f"{name}, which is {getattr(self, name)}")
+        for name, value in {"concurrency": self.concurrency, "rate_per_s": self.rate_per_s, **self.values()}.items():
+            if value is not None and (not is_number(value) or value <= 0):
+                raise ValueError(f"{name}, which is {value!r:.60}")
 
 
 def read_client_results(path: Path) -> list[ClientResult]:
     """Read the runs in a client's result file; InputError for an unknown client, or a file without a finished run."""
-    results: list[ClientResult] = find_format(path, "client result").read(path)
+    known = find_format(path, "client result")
+    results: Any = known.read(path)
+    if not isinstance(results, list) or not all(isinstance(result, ClientResult) for result in results):
+        raise InputError(f"the reader of {known.name} returned {results!r:.60}, which is no list of ClientResult")
     if not results:
         raise InputError(f"{path} holds no finished run")
     return results

@@ -92,6 +92,7 @@ def commands_of(text: str, is_yaml: bool = False) -> list[Command]:
         is_yaml: whether a text that is not YAML is refused.
     """
     documents = [*_documents(text, is_yaml), *_documents(_here_documents(text)[1], False)]
+    _add_autoscalers(documents)
     maps = [document["data"] for document in map(table, documents) if isinstance(document.get("data"), dict)]
     around = Command([], files={str(name): str(content) for part in maps for name, content in part.items()})
     found: Iterable[Command] = [command for document in documents for command in _containers(document, around)]
@@ -124,6 +125,22 @@ def _documents(text: str, is_yaml: bool) -> list[Any]:
             return []
         hint = "render the chart first: helm template" if "{{" in text else "is it cut off, or indented wrongly?"
         raise InputError(f"--from-command: not valid YAML: {getattr(error, 'problem', error)}", hint) from None
+
+
+def _add_autoscalers(documents: list[Any]) -> None:
+    """Add the bounds of autoscalers of Kubernetes and KEDA to the documents of the workloads that they name."""
+    kinds = ("HorizontalPodAutoscaler", "ScaledObject")
+    for scaler in (table(each.get("spec")) for each in map(table, documents) if each.get("kind") in kinds):
+        name = table(scaler.get("scaleTargetRef")).get("name")
+        for document in map(table, documents):
+            if table(document.get("metadata")).get("name") == name and document.get("kind") not in kinds:
+                table(document.get("spec")).update(_bounds(scaler))
+
+
+def _bounds(scaler: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the bounds of an autoscaler's replicas by Kubernetes' names, given as Kubernetes or KEDA names them."""
+    given = {end: scaler.get(end, scaler.get(f"{end[:-1]}Count")) for end in ("minReplicas", "maxReplicas")}
+    return {end: count for end, count in given.items() if count is not None}
 
 
 def _parts(text: str) -> list[shell.Part]:
@@ -307,14 +324,17 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
 def _with_replicas(around: Command, node: Mapping[str, Any]) -> Command:
     """Return a command with the replicas that a table says; of those that come and go the fewest, and one at least."""
     node = {**node, **table(node.get("autoscaling_config"))}
+    for scaler in map(table, (node.get("autoscaling"), node.get("keda"))):  # of Helm charts
+        node |= _bounds(scaler) if scaler.get("enabled") is True else {}
     counts = [*(node.get(key) for key in COUNTS), table(node.get("deploy")).get("replicas")]
     given = next((count for count in counts if count is not None), None)
     if given is None:
         return around
-    copies = _whole("replicas", given)
+    copies = max(_whole("replicas", given), _whole("minReplicas", node.get("minReplicas") or 0))
     limits = [f"{key} {value}" for key, value in node.items() if re.fullmatch("m(in|ax)_?[rR]eplicas", str(key))]
     taken = f"{', '.join(limits) or 'replicas 0'}: {format_count(copies or 1, 'replica')} taken"
-    says = f"{taken}; --set deployment.replicas=... gives another number" if not copies or limits[1:] else ""
+    another = "--set deployment.replicas=... gives another number, deployment.autoscaling and start_s simulate a fleet"
+    says = f"{taken}; {another}" if not copies or limits[1:] else ""
     return replace(around, replicas=copies or 1, scaling=says)
 
 

@@ -152,7 +152,8 @@ def _options_of_settings(engine: str, server: Options, command: Command) -> dict
     for degree in ("tp", "pp", "ep", "attention_dp", "dcp"):
         split = write_split(Parallelism() if degree == "tp" else several)
         wider = write_split(replace_field(several, **{degree: 2}))
-        found |= {f"{SPLIT}{degree}": server.option(sets) for sets, to in wider.items() if split.get(sets) != to}
+        with suppress(InputError):  # a server without the option
+            found |= {f"{SPLIT}{degree}": server.option(sets) for sets, to in wider.items() if split.get(sets) != to}
     names = {path.removeprefix("deployment."): spelt(server, name) for path, name in found.items()}
     present, deciding = dotted(_read(engine, server, command, None).raw), dict[str, list[str]]()
     for name in dict.fromkeys(name for name, _ in _options_of(server, command)):

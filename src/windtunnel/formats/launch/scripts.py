@@ -59,7 +59,7 @@ def server_of(engine: EngineSettings) -> Options:
 
 def named_option(engine: EngineSettings, setting: str) -> str:
     """Return a setting of an engine with the option that decides it, where its server calls it otherwise."""
-    with suppress(InputError, StopIteration):
+    with suppress(InputError):
         server = server_of(engine)
         option = spelt(server, server.option(f"engine.{setting}"))
         return setting if option.lstrip("-").replace("-", "_") == setting else f"{setting} ({option})"
@@ -329,8 +329,10 @@ def start_remark(scenario: Scenario, reading: Reading, is_written: bool = False)
         pools = (pool_scenario(scenario, pool) for pool in scenario.deployment.groups)
         return next(filter(None, (start_remark(pool, reading, is_written) for pool in pools)), "")
     engine, is_written = scenario.deployment.engine, is_written or not reading.taken
-    option = f"--{server_of(engine).option('engine.max_model_len')}"
-    named = option if reading.taken else named_option(engine, "max_model_len")
+    option = named = named_option(engine, "max_model_len")
+    with suppress(InputError):
+        option = f"--{server_of(engine).option('engine.max_model_len')}"
+        named = option if reading.taken else named
     setup = resolve(scenario)
     name, fitting, split = setup.engine.name, _fitting_model_len(setup), setup.parallelism.experts_tp
     longest, ways = setup.model.max_context_tokens, behaviour_of(name).lengthened_by

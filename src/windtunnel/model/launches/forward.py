@@ -8,11 +8,13 @@ may be arrays, so the same functions price one step for `explain` and a whole gr
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import msgspec
 
+from windtunnel.errors import InputError
 from windtunnel.model.launches import context_parallel
-from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Collective, Gemm, Launch, Size
+from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Collective, Gemm, Launch, Op, Size
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format
 from windtunnel.model.sampling import sampling_launches
@@ -78,9 +80,16 @@ def prefill_launches(shard: Shard, batch: Size, num_tokens: Size) -> list[Launch
     return _repeated((num, kind.prefill_launches(shard, batch, num_tokens)) for num, kind in attentions)
 
 
-def _repeated(layers: Iterable[tuple[int, Iterable[Launch]]]) -> list[Launch]:
+def _repeated(layers: Iterable[tuple[int, Any]]) -> list[Launch]:
     """Return the launches of one layer of each group, counted for all of its layers."""
-    return [replace(launch, count=launch.count * num) for num, launches in layers for launch in launches]
+    repeated: list[Launch] = []
+    for num, launches in layers:
+        for launch in launches if isinstance(launches, Iterable) else (launches,):
+            if not isinstance(launch, Launch) or not isinstance(launch.op, Op):
+                hint = "projections, launches and the like of a kind yield model.operators.Launch"
+                raise InputError(f"a kind of layer launches {launch!r:.80}, which is no Launch of an operator", hint)
+            repeated.append(replace(launch, count=launch.count * num))
+    return repeated
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,11 @@ from windtunnel.plugins import Registry
 from windtunnel.units import parse_quantity
 
 ALGORITHMS = Registry(
-    "windtunnel.collectives", "windtunnel.network.collectives.algorithms", "collective algorithm", "OPERATIONS"
+    "windtunnel.collectives",
+    "windtunnel.network.collectives.algorithms",
+    "collective algorithm",
+    "OPERATIONS",
+    taken=("auto",),
 )
 
 _BUS_ROUNDS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "all_to_all": 1, "broadcast": 0, "send_recv": 0}

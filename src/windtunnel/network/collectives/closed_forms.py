@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from windtunnel import catalog
-from windtunnel.errors import InputError
+from windtunnel.errors import InputError, check_number
 from windtunnel.hardware import Device
 from windtunnel.network.collectives.call import ALGORITHMS, Ranks, bus_factor, check_operation
 from windtunnel.network.fabric import MEASURED, NETWORK_SHARES, Fabric, NodeKind
@@ -152,8 +152,10 @@ def _of_tuner(op: str, size_bytes: float, ranks: Ranks) -> tuple[str, ...]:
 
 def _possible(op: str, ranks: Ranks, requested: str) -> Iterator[tuple[str, str, ClosedForm]]:
     """Yield (algorithm, protocol, closed form) of all that NCCL has for an operation, where the ranks are."""
-    for name, algorithm in ALGORITHMS.every().items():
+    for name, algorithm in ALGORITHMS.every(str).items():
         form: ClosedForm | None = getattr(algorithm, "CLOSED_FORM", None)
+        if not isinstance(form, ClosedForm | None):
+            raise InputError(f"CLOSED_FORM of the collective algorithm {name!r} is {form!r:.60}, not a ClosedForm")
         if form is not None and form.applies(op, ranks) and (name == requested or not form.on_request):
             yield from ((name, protocol, form) for protocol in form.latencies)
 
@@ -186,6 +188,7 @@ def _seconds(form: ClosedForm, protocol: str, op: str, size_bytes: float, ranks:
     far = latency.network + ranks.network_latency_us
     steps = form.steps_us(op, ranks, latency.scale_up if ranks.per_server > 1 else 0.0, far)
     plateau = form.plateau if op == "all_reduce" and protocol == "simple" and ranks.num_servers > 1 else 1.0
+    check_number(steps, "steps_us of a closed form")
     latency_s, factor = (latency.base + steps) * plateau * US, bus_factor(op, ranks.num_ranks) / rate
     sent_bytes = size_bytes + form.fill_bytes(protocol, ranks, size_bytes, rate / inside if inside else 1.0)
     chosen_s = latency_s + size_bytes * factor / form.correction(protocol, size_bytes)

@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from windtunnel.errors import InputError, check_known
+from windtunnel.errors import InputError, check_known, check_number
 from windtunnel.files import read_text
 from windtunnel.limits import check_size
 from windtunnel.network.collectives.algorithms import torus
@@ -71,8 +71,10 @@ def run_collective(
     """
     settings, choices = settings or NetworkSettings(), choices or CollectiveChoices()
     check_operation(op)
-    if choices.algorithm != "auto":
-        ALGORITHMS.get(choices.algorithm)
+    if choices.algorithm != "auto" or "auto" in ALGORITHMS:
+        operations = ALGORITHMS.get(choices.algorithm).OPERATIONS
+        if not isinstance(operations, tuple | list):
+            raise InputError(f"OPERATIONS of the algorithm {choices.algorithm!r} is {operations!r:.60}, not a tuple")
     check_known(choices.protocol, ("auto", *PROTOCOL_SHARE), f"there is no protocol {choices.protocol!r}")
     gpus = chosen_gpus(fabric, ranks)
     if size_bytes < 1:
@@ -111,7 +113,7 @@ def _algorithm(call: CollectiveCall) -> str:
     op, choice, usual = call.op, call.choices.algorithm, USUAL_ALGORITHMS[call.op]
     if choice != "auto":
         if op not in ALGORITHMS.get(choice).OPERATIONS:
-            names = [name for name, algorithm in ALGORITHMS.every().items() if op in algorithm.OPERATIONS]
+            names = [name for name, algorithm in ALGORITHMS.every(str).items() if op in algorithm.OPERATIONS]
             raise InputError(f"the algorithm {choice!r} has no flows of {op}", f"these have: {', '.join(names)}")
         return choice
     best = _best(call)
@@ -119,7 +121,9 @@ def _algorithm(call: CollectiveCall) -> str:
         return best or usual
     if other := getattr(ALGORITHMS.get(best), "FLOWS_LIKE", ""):
         return str(other)
-    with_flows = [name for name, each in ALGORITHMS.every().items() if op in each.OPERATIONS and _applies(each, call)]
+    with_flows = [
+        name for name, each in ALGORITHMS.every(str).items() if op in each.OPERATIONS and _applies(each, call)
+    ]
     return min(with_flows, key=lambda name: closed_form(op, call.size_bytes, call.ranks, name)[0])
 
 
@@ -191,6 +195,7 @@ def _time_calls(calls: Sequence[CollectiveCall], algorithm: str, backend: str) -
     layout, call = ALGORITHMS.get(algorithm), calls[0]
     seconds = layout.seconds(calls, BACKENDS.get(backend)) if hasattr(layout, "seconds") else None
     if seconds is not None:
+        check_number(seconds, f"the time of {algorithm} by the network backend {backend!r}")
         return seconds, "equivalent connections once"
     first = _flows(call, algorithm)
     num_flows = len(first) * len(calls)
@@ -273,6 +278,7 @@ def flows_seconds(fabric: Fabric, flows: Flows, settings: NetworkSettings, backe
     if total_seconds is None:
         return run_flows(fabric, flows, settings, backend).total_s
     seconds: float = total_seconds(fabric, flows, settings)
+    check_number(seconds, f"the time of all flows by the network backend {backend!r}")
     return seconds
 
 

@@ -162,9 +162,11 @@ class Options(Schema):
         return Flag(sets=flag) if isinstance(flag, str) else flag
 
     def option(self, sets: str) -> str:
-        """Return the first option that decides a setting, by `Flag.sets`."""
+        """Return the first option that decides a setting, by `Flag.sets`; InputError where none does."""
         known = (name for name in self.flags if (flag := self.flag(name)) is not None and flag.sets == sets)
-        return self.decides.get(sets) or next(known)
+        if name := self.decides.get(sets) or next(known, None):
+            return name
+        raise InputError(f"no option of `{' '.join(self.command)}` that decides {sets.strip('[]')} is known")
 
 
 @dataclass(frozen=True)

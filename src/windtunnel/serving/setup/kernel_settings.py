@@ -2,7 +2,7 @@
 
 from windtunnel.schema import fields_of
 from windtunnel.serving import codes
-from windtunnel.serving.deployment import is_own_router
+from windtunnel.serving.deployment import is_own_order, is_own_router
 from windtunnel.serving.engines.defaults import is_own_scheduler
 from windtunnel.serving.scenario import Setup
 from windtunnel.serving.setup.frontend import usual_frontend_s
@@ -34,7 +34,7 @@ def kernel_settings(
         chunked_prefill=int(bool(engine.enable_chunked_prefill)),
         reserves_prompt=int(bool(engine.scheduler_reserve_full_isl)),
         max_prefill_tokens=engine.max_prefill_tokens or engine.max_num_batched_tokens,
-        queue_order=codes.QUEUE_ORDERS.index("fcfs" if is_lpm else engine.scheduling_policy or "fcfs"),
+        queue_order=order_code("fcfs" if is_lpm else engine.scheduling_policy or "fcfs"),
         # Without a radix cache SGLang falls back to fcfs (0.5 `SchedulePolicy._validate_and_adjust_policy`).
         longest_prefix_first=int(is_lpm and bool(engine.enable_prefix_caching)),
         schedule_conservativeness=1.0 if engine.schedule_conservativeness is None else engine.schedule_conservativeness,
@@ -65,6 +65,11 @@ def scheduler_code(scheduler: str) -> int:
     """Return the loop's code of a scheduler."""
     name = "user" if is_own_scheduler(scheduler) else scheduler
     return (*codes.SCHEDULERS, *codes.PER_REQUEST_SCHEDULERS).index(name)
+
+
+def order_code(order: str) -> int:
+    """Return the loop's code of a queue order; one in Python gives each request a deadline."""
+    return codes.DEADLINE if is_own_order(order) else codes.QUEUE_ORDERS.index(order)
 
 
 def router_code(router: str) -> int:

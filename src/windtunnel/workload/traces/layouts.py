@@ -113,7 +113,10 @@ class Layout:
     leave out. It raises ValueError for a value without texts."""
 
     def __post_init__(self) -> None:
-        """Raise InputError for a unit that there is not."""
+        """Raise InputError for a unit that there is not, or a column whose name is no text."""
+        for name in ("input_tokens", "output_tokens", "arrival", *_FURTHER[:5]):
+            if not isinstance(column := getattr(self, name), str | None):
+                raise InputError(f"{name} is {column!r:.60}, not the name of a column")
         check_known(self.arrival_unit, UNITS_S, f"there is no arrival_unit {self.arrival_unit!r}")
 
     def missing(self, header: Sequence[str], given: TraceColumns, streams: Sequence[str]) -> list[str]:
@@ -174,10 +177,8 @@ def recognise(path: Path, header: Sequence[str], given: TraceColumns, needed: Se
             f"an installed trace layout has the name of a shipped one, {repeated!r}",
             f"give its entry point in {INSTALLED.group!r} another name",
         )
-    layouts: dict[str, Layout] = {
-        **shipped(),
-        **{name: module.LAYOUT for name, module in INSTALLED.every(Layout).items()},
-    }
+    layouts: dict[str, Layout] = {**shipped()}
+    layouts |= {name: module.LAYOUT for name, module in INSTALLED.every(Layout).items()}
     if given.input_tokens and given.output_tokens:
         return layouts[DEFAULT]
     matching = [

@@ -346,9 +346,11 @@ def _texts(
         kept, first = [], row + 1
         for row, value in enumerate(values_of(batch[column]), start=first):
             try:
-                texts = texts_of(value)
+                texts: Any = texts_of(value)
             except ValueError as error:
                 raise InputError(f"{path} row {row}: {error}") from None
+            if not isinstance(texts, tuple | list | None) or (texts is not None and len(texts) != 2):
+                raise InputError(f"{path} row {row}: texts_of of its layout returned {texts!r:.60}, not two texts")
             if texts is not None:
                 lengths.append((len(texts[0]), len(texts[1])))
                 kept.append(row - first)
