@@ -11,14 +11,18 @@ pools for prefill and decode. Faults that only some deployments can have are dra
 Printed are the shares of runs whose first cause, or one of the first three, is the fault; the error of what mending it
 gains, as a share of the recorded gap of the latest latency; and false alarms on healthy runs.
 
-python benchmarks/diagnose.py [NUM_RUNS] [--before]
+    python benchmarks/diagnose.py [NUM_RUNS] [--before] [--seed 24]
+
+Ctrl-C prints what the runs so far give; parts with seeds of their own are other deployments.
 """
 
+import argparse
 import random
 import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -26,7 +30,7 @@ import numpy as np
 import windtunnel as wt
 from windtunnel.errors import InputError
 from windtunnel.production.causes import CAUSES, Change
-from windtunnel.production.diagnose import LATENCIES, diagnose, served_by, widths_of
+from windtunnel.production.diagnose import LATENCIES, Diagnosis, diagnose, served_by, widths_of
 from windtunnel.production.observed import Observed
 from windtunnel.production.replay import Replay, replay_of
 from windtunnel.serving.scenario import Scenario
@@ -131,57 +135,86 @@ def with_fault(replay: Replay, draw: random.Random, has_before: bool) -> tuple[s
     return None
 
 
-def main() -> None:
-    arguments = [word for word in sys.argv[1:] if not word.startswith("--")]
-    has_before = "--before" in sys.argv
-    num_runs = int(arguments[0]) if arguments else NUM_RUNS
-    draw, noise = random.Random(SEED), np.random.default_rng(SEED)
-    counts: dict[str, Counter[str]] = defaultdict(Counter)
-    confused: Counter[tuple[str, str]] = Counter()
-    errors, times, alarms, done = [], [], 0, 0
-    while done < num_runs:
-        try:
-            scenario = drawn_scenario(draw)
-            requests = sent(scenario, scenario.seed)
-            replay = replay_of(scenario, requests)
-            fault = with_fault(replay, draw, has_before)
-        except InputError:
-            continue
-        if fault is None:
-            continue
-        done += 1
-        name, _severity, faulty = fault
-        healthy = replay.latencies(Change())
-        before = []
-        if has_before:
-            # Which prompts share their beginning is known of the scenario's own requests alone.
-            others = sent(scenario, scenario.seed + (scenario.workload.shared_prompts is None))
-            before.append(noisy(replay_of(scenario, others).latencies(Change()), others, noise))
-        started_s = time.perf_counter()
-        found = diagnose(scenario, noisy(faulty, requests, noise), before)
-        times.append(time.perf_counter() - started_s)
-        alarms += bool(diagnose(scenario, noisy(healthy, requests, noise), before).findings)
+@dataclass
+class Tally:
+    """What the diagnoses so far were."""
+
+    counts: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    confused: Counter[tuple[str, str]] = field(default_factory=Counter)
+    errors: list[float] = field(default_factory=list)
+    times: list[float] = field(default_factory=list)
+    alarms: int = 0
+    num_runs: int = 0
+
+    def add(self, fault: tuple[str, float], found: Diagnosis, of_healthy: Diagnosis) -> None:
+        name, severity = fault
         first = found.findings[0].name if found.findings else "nothing"
         three = [finding.name for finding in (*found.findings, *found.others)][:3] if found.findings else []
-        counts[name]["runs"] += 1
-        counts[name]["first"] += first == name
-        counts[name]["three"] += name in three
-        print(f"{done} of {num_runs}: {name}, found {', '.join(three) or 'nothing'}", file=sys.stderr, flush=True)
+        alarm = f"; healthy, found {of_healthy.findings[0].name}" if of_healthy.findings else ""
+        self.num_runs += 1
+        self.alarms += bool(alarm)
+        self.counts[name].update(runs=1, first=first == name, three=name in three)
+        text = f"{self.num_runs}: {name} {severity:.3g}, found {', '.join(three) or 'nothing'}{alarm}"
+        print(text, file=sys.stderr, flush=True)
         if first == name:
             late, first_found = found.late[0], found.findings[0]
             gap_s = found.recorded_s[late] - found.healthy_s[late]
-            errors.append(abs((found.recorded_s[late] - first_found.without_s[late]) / gap_s - 1))
+            self.errors.append(abs((found.recorded_s[late] - first_found.without_s[late]) / gap_s - 1))
         else:
-            confused[name, first] += 1
-    print(f"{'cause':20s} runs   first  among three")
-    for name, count in [*sorted(counts.items()), ("all", sum(counts.values(), Counter()))]:
-        rates = [count[part] / count["runs"] for part in ("first", "three")]
-        print(f"{name:20s} {count['runs']:4d} {rates[0]:7.1%} {rates[1]:8.1%}")
-    middle, high = np.percentile(errors, [50, 90])
-    print(f"gain as a share of the gap: median error {middle:.1%}, 90th percentile {high:.1%}")
-    print(f"false alarms on healthy runs: {alarms} of {done}")
-    print(f"time of a diagnosis: median {np.median(times):.1f} s, most {max(times):.1f} s")
-    print("confused:", ", ".join(f"{a} as {b} ({count})" for (a, b), count in confused.most_common(12)))
+            self.confused[name, first] += 1
+
+    def print(self) -> None:
+        print(f"{'cause':20s} runs   first  among three")
+        for name, count in [*sorted(self.counts.items()), ("all", sum(self.counts.values(), Counter()))]:
+            rates = [count[part] / max(count["runs"], 1) for part in ("first", "three")]
+            print(f"{name:20s} {count['runs']:4d} {rates[0]:7.1%} {rates[1]:8.1%}")
+        if self.errors:
+            middle, high = np.percentile(self.errors, [50, 90])
+            print(f"gain as a share of the gap: median error {middle:.1%}, 90th percentile {high:.1%}")
+        print(f"false alarms on healthy runs: {self.alarms} of {self.num_runs}")
+        if self.times:
+            print(f"time of a diagnosis: median {np.median(self.times):.1f} s, most {max(self.times):.1f} s")
+        print("confused:", ", ".join(f"{a} as {b} ({count})" for (a, b), count in self.confused.most_common(12)))
+
+
+def run_one(tally: Tally, draw: random.Random, noise: np.random.Generator, has_before: bool) -> None:
+    """Draw a deployment and a fault, and diagnose it with and without; nothing where none that it can have shows."""
+    try:
+        scenario = drawn_scenario(draw)
+        requests = sent(scenario, scenario.seed)
+        replay = replay_of(scenario, requests)
+        fault = with_fault(replay, draw, has_before)
+    except InputError:
+        return
+    if fault is None:
+        return
+    name, severity, faulty = fault
+    healthy = replay.latencies(Change())
+    before = []
+    if has_before:
+        # Which prompts share their beginning is known of the scenario's own requests alone.
+        others = sent(scenario, scenario.seed + (scenario.workload.shared_prompts is None))
+        before.append(noisy(replay_of(scenario, others).latencies(Change()), others, noise))
+    started_s = time.perf_counter()
+    found = diagnose(scenario, noisy(faulty, requests, noise), before)
+    tally.times.append(time.perf_counter() - started_s)
+    tally.add((name, severity), found, diagnose(scenario, noisy(healthy, requests, noise), before))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("num_runs", nargs="?", type=int, default=NUM_RUNS, metavar="NUM_RUNS")
+    parser.add_argument("--before", action="store_true", help="a healthy run is known, too")
+    parser.add_argument("--seed", type=int, default=SEED)
+    options = parser.parse_args()
+    draw, noise = random.Random(options.seed), np.random.default_rng(options.seed)
+    tally = Tally()
+    try:
+        while tally.num_runs < options.num_runs:
+            run_one(tally, draw, noise, options.before)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+    tally.print()
 
 
 if __name__ == "__main__":

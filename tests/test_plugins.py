@@ -119,6 +119,7 @@ def test_a_broken_package_stops_only_what_needs_it(tmp_path: Path, source: str) 
             needing.get("broken")
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("source", BROKEN)
 def test_commands_go_on_beside_broken_packages(tmp_path: Path, source: str) -> None:
     """Kinds of layers, trace layouts and formats are all asked which of them a file is of."""

@@ -51,6 +51,7 @@ def test_every_tool_says_what_it_takes() -> None:
     assert "A device of the catalog" in str(listed["simulate"].input_schema)
 
 
+@pytest.mark.full
 def test_a_simulation_leads_with_a_verdict_and_labels_every_number() -> None:
     document = answer("simulate", **SERVER, slo="tpot_p99=20ms")
     assert document["holds_slo"] is True

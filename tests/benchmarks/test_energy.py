@@ -10,6 +10,7 @@ from windtunnel.metrics.power import PowerCurve, curve_of
 from windtunnel.serving.priced_deployments import PricedDeployments
 
 
+@pytest.mark.full
 def test_measured_power_is_predicted_and_its_curve_found_again(reference: Path) -> None:
     rows, histograms = read_rows(reference)
     estimator_of = PricedDeployments().estimator

@@ -99,6 +99,7 @@ def test_runs_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
     assert "$[0].requests" in refused(tmp_path, requests=[{"arrival_s": 0.0}])
 
 
+@pytest.mark.full
 def test_recorded_runs_are_whole(reference: Path) -> None:
     for path in sorted((reference / "engine_runs").glob("*.json.gz")):
         for recorded in read_engine_runs(path):

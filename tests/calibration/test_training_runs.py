@@ -30,6 +30,7 @@ def table(folder: Path, text: str) -> list[Path]:
     return [path]
 
 
+@pytest.mark.full
 def test_a_table_of_training_runs_is_predicted_and_refused_row_by_row(tmp_path):
     runs = read_measurements(table(tmp_path, f"{HEAD}\n{ROWS}"), {})
     jobs = [run.job for run in runs]

@@ -75,6 +75,7 @@ def test_runs_as_the_defaults_have_them_change_nothing() -> None:
     assert with_transfers({}, runs, "made up") == {}
 
 
+@pytest.mark.full
 def test_where_transfers_are_negligible_nothing_is_learnt() -> None:
     """TTFT off by a fifth of seconds of prefill is no latency of a transfer known to a factor of five."""
     runs = [run_of(prompt, tp, Transfer()) for prompt in (1500, 2000) for tp in (1, 2)]
@@ -84,6 +85,7 @@ def test_where_transfers_are_negligible_nothing_is_learnt() -> None:
     assert found is None or found.link_efficiency > LINK_EFFICIENCY / 1.3
 
 
+@pytest.mark.full
 def test_one_configuration_can_be_held_against_no_other() -> None:
     taken = Transfer(latency_s=LATENCY_S, link_efficiency=EFFICIENCY)
     assert with_transfers({}, [run_of(prompt, 1, taken) for prompt in PROMPTS], "made up") == {}

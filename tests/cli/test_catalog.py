@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 KINDS = ["models", "devices", "nodes", "engines", "traces", "clients", "calibrations"]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_list_names_everything(windtunnel: Command, kind: str) -> None:
     done = windtunnel("catalog", kind)
@@ -23,6 +24,7 @@ def test_a_list_names_everything(windtunnel: Command, kind: str) -> None:
     assert [name for name in catalog.names(kind) if name not in printed] == []
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("width", [80, 120])
 def test_no_line_is_wider_than_the_terminal(

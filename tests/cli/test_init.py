@@ -52,6 +52,7 @@ def test_units_and_defaults_are_told() -> None:
     assert rows["device"][1] == "*needed*"
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("file", EXAMPLES, ids=lambda path: path.stem)
 def test_examples_are_valid(file: Path) -> None:
     jsonschema.validate(yaml.safe_load(file.read_text()), json_schema(Scenario))

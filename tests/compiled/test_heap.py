@@ -72,6 +72,7 @@ def test_queues_share_arrays_without_meeting(todo: list[tuple[int, int | None]])
         assert roots[queue] == -1
 
 
+@pytest.mark.full
 def test_joining_two_queues_keeps_all() -> None:
     rng = np.random.default_rng(0)
     key, left, right = rng.integers(0, 9, 200), np.full(200, -1), np.full(200, -1)

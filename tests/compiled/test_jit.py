@@ -99,6 +99,7 @@ def test_code_and_function_agree_on_every_kind_of_argument(layout: str, extra: A
     assert compiled.records.tolist() == interpreted.records.tolist()
 
 
+@pytest.mark.full
 @needs_compiler
 def test_code_is_found_on_disk_and_a_damaged_file_is_compiled_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -147,6 +147,7 @@ def test_runs_are_compared_with_the_first(ask: Ask) -> None:
     assert text in ask("/compare?run=served/slow&run=served/fast").text
 
 
+@pytest.mark.full
 def test_a_simulation_beside_a_measurement_says_whether_it_covers_it(ask: Ask) -> None:
     found = ask("/api/compare?run=real&run=served/slow").document
     low, high = found["intervals"]["tpot_s"][1]

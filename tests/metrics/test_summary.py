@@ -91,6 +91,7 @@ rows_of_steps = st.lists(
 )
 
 
+@pytest.mark.full
 @given(rows_of_steps)
 def test_inter_token_latencies_equal_a_walk_over_tokens(rows: list[tuple[float, int, int, int, int, float]]) -> None:
     step_s, num_steps, decodes, paused, resumed, late_s = (np.array(column) for column in zip(*rows, strict=True))

@@ -969,6 +969,7 @@ QUANTISED = [
 ]
 
 
+@pytest.mark.full
 @given(st.data())
 def test_whatever_stands_in_a_config_is_read_or_refused(data: st.DataObject) -> None:
     """No value of any key, quantisation included, ends in a traceback."""

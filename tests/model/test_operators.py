@@ -23,6 +23,7 @@ def test_a_gemm_reads_its_weights_once() -> None:
     assert Gemm(1, 1, 256, Format.NVFP4).num_bytes == pytest.approx(2 * 256 * 4.5 / 8 + 2)
 
 
+@pytest.mark.full
 @given(st.integers(1, 4000), st.integers(1, 4000))
 def test_window_pairs_equal_a_walk_over_the_queries(num_tokens: int, window: int) -> None:
     """Each query sees itself and up to window - 1 keys before it; half a key per query is the closed form's error."""

@@ -562,6 +562,7 @@ def test_flows_of_low_latency_protocols_reach_no_more_than_those_do():
         assert run.bus_bytes_per_s < limit
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 @pytest.mark.parametrize(("node", "num_servers"), [(n, s) for n in ("dgx_h100", "hgx_b200") for s in (1, 2, 8)])
 @pytest.mark.parametrize("op", ["all_reduce", "all_gather", "reduce_scatter", "all_to_all"])

@@ -106,6 +106,7 @@ def test_a_surface_is_exact_at_its_points_and_follows_the_reference_elsewhere() 
     assert predicted.inside.tolist() == [True, True, True, False, False, False]
 
 
+@pytest.mark.full
 @given(st.lists(st.tuples(st.floats(0.2, 64), st.floats(1, 1000)), min_size=2, max_size=6))
 def test_arrays_give_what_single_points_give(points: list[tuple[float, float]]) -> None:
     batch, tokens = np.array(points).T

@@ -121,6 +121,7 @@ def test_pooling_is_the_nearest_rising_sequence(values: list[float]) -> None:
         np.testing.assert_allclose(regressed, values)
 
 
+@pytest.mark.full
 def test_fits_are_kept_by_their_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Vidur's cache asks for the predictor's settings alone: it goes on using times that have been replaced."""
     pytest.importorskip("sklearn", reason="scikit-learn is not installed; trees come from it")

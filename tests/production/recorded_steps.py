@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,7 +21,7 @@ def recorded(
     late_ms: float = 0.0,
     noise: float = 0.0,
     slow_ms: Mapping[int, float] | None = None,
-    model: str = "qwen3-8b",
+    **options: Any,
 ) -> StepRun:
     """Return a run of decode and prefill steps.
 
@@ -31,7 +32,7 @@ def recorded(
         late_ms: on top of every step.
         noise: standard deviation of the logarithm of a step's time.
         slow_ms: place of a step -> its time in place of these.
-        model: what took them, on one H100.
+        options: of the deployment, in place of those of `OPTIONS`.
     """
     path, random_ = folder / "steps.csv", np.random.default_rng(0)
     batches = random_.integers(16, 128, num_steps)
@@ -41,7 +42,7 @@ def recorded(
 
     def read(times_ms: list[float]) -> StepRun:
         path.write_text("\n".join([HEADER, *(f"{row}{ms}" for row, ms in zip(rows, times_ms, strict=True))]))
-        (run,) = read_step_runs(path, {}, {**OPTIONS, "model": model})
+        (run,) = read_step_runs(path, {}, {**OPTIONS, **options})
         return run
 
     priced = price_run(read([8.0] * num_steps), estimator_for)

@@ -157,6 +157,7 @@ def test_a_second_cause_is_not_named_for_what_the_prediction_leaves_open() -> No
     assert diagnosis.findings[0].name in ("batch_limit", "kv_preemption")  # each makes as many wait
 
 
+@pytest.mark.full
 def test_times_in_milliseconds_are_refused_and_failed_requests_are_told_of() -> None:
     scenario = described()
     requests = sent(scenario)
@@ -287,6 +288,7 @@ def test_causes_that_do_the_same_are_both_named() -> None:
     )
 
 
+@pytest.mark.full
 def test_a_client_that_falls_behind_is_told_from_the_server() -> None:
     # Parts come one after the other to a client that is busy for nine tenths of the time; later ones wait too.
     requests = sent(described(rate_per_s=6.0))
@@ -311,6 +313,7 @@ def test_what_a_client_receives_waits_for_what_came_before() -> None:
     assert received(latencies, arrival_s, tokens, 1e-9)["e2e"] == pytest.approx(latencies["e2e"])
 
 
+@pytest.mark.full
 def test_a_cause_of_next_to_nothing_does_not_lead_the_answer() -> None:
     diagnosis = diagnosed_alone("host_stall", 4e-3)
     first, late = diagnosis.findings[0], diagnosis.late[0]

@@ -86,6 +86,7 @@ def test_a_server_as_calibrated_is_said_to_be(tmp_path: Path) -> None:
     assert drift_report(seen).is_good
 
 
+@pytest.mark.full
 def test_a_server_that_was_slow_from_the_start_is_off(tmp_path: Path) -> None:
     seen = watched(tmp_path, 1.1)
     assert seen.is_off
@@ -140,6 +141,7 @@ def test_too_few_intervals_are_refused() -> None:
         watch_record(server(), intervals(60, 15))
 
 
+@pytest.mark.full
 def test_times_that_vary_by_as_much_are_no_drift() -> None:
     """vLLM on an H200 under nine loads: its steps are off by 7% and more as the load changes."""
     folder = Path(__file__).parents[2] / "benchmarks" / "measured" / "h200"

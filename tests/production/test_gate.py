@@ -82,6 +82,7 @@ def test_a_length_that_is_left_out_is_the_models_and_not_that_of_the_requests() 
     assert remark == "changed: engine.max_model_len 4096 -> 32768"
 
 
+@pytest.mark.full
 def test_graphs_that_are_turned_off_follow_from_nothing() -> None:
     remark = gate_change(
         simulated(), simulated(settings={"deployment.engine.max_cudagraph_capture_size": 0}), ()

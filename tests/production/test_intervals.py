@@ -154,6 +154,7 @@ def test_more_requests_than_the_described_limit_are_priced() -> None:
     assert observation.num_judged == 15
 
 
+@pytest.mark.full
 def test_operators_behind_the_launches_of_a_host_are_not_learnt_from_metrics() -> None:
     rows = np.zeros(60, INTERVAL)
     rows["start_s"], rows["duration_s"], rows["context_tokens"] = np.arange(60), 1.0, 500.0

@@ -55,6 +55,7 @@ def test_a_record_of_something_else_is_not_said_to_be_as_calibrated(tmp_path: Pa
     assert text.endswith("and the unit of times those of this server?")
 
 
+@pytest.mark.full
 def test_the_file_makes_simulations_as_slow_as_the_steps(tmp_path: Path) -> None:
     observation = observe_steps(run_of(tmp_path, scale=1.3))
     save(observation.calibration, tmp_path / "calibration.yaml")
@@ -74,6 +75,7 @@ def test_too_few_steps_are_refused(tmp_path: Path) -> None:
         observe_steps(run, learn=0.01)
 
 
+@pytest.mark.full
 def test_the_report_says_what_is_not_identified(tmp_path: Path) -> None:
     observation = observe_steps(run_of(tmp_path, late_ms=4.0))
     assert list(observation.unidentified) == ["attention prefill"]  # a dense model has no experts

@@ -68,6 +68,7 @@ def test_a_server_far_faster_than_described_is_not_called_healthy() -> None:
     assert verdict(diagnosis).endswith("Do the model, the device and the flags describe this server?")
 
 
+@pytest.mark.full
 def test_what_a_host_needs_to_launch_kernels_is_learnt_from_steps_without_graphs() -> None:
     (eager,) = [run for run in read_step_runs(LOADS.parent, {}, {"device": "h200_sxm"}) if run.name == "eager"]
     observed = observe_steps(eager)

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -22,6 +23,21 @@ def test_the_first_steps_that_take_seconds_are_compilation_and_later_ones_stalls
     assert found["compilation"].lost_s == pytest.approx(2.4, rel=0.02)
     assert sum(finding.share for finding in diagnosis.findings) < 1
     assert verdict(diagnosis).startswith("Compilation")
+
+
+def test_decode_steps_that_may_wait_for_prompts_of_unrecorded_ranks_are_no_stalls(tmp_path: Path) -> None:
+    """Decode steps nearly as long as those with prompts are stalls where every rank is recorded."""
+    ranks = {"model": "Qwen/Qwen1.5-MoE-A2.7B", "attention_dp": 2, "ep": 2}
+    prompts_ms = dict.fromkeys(range(0, NUM_STEPS, 6), 100.0)
+    waits_ms = dict.fromkeys(range(52, NUM_STEPS, 24), 95.0)
+
+    def found(slow_ms: dict[int, float], **options: Any) -> list[str]:
+        run = recorded(tmp_path, NUM_STEPS, slow_ms=prompts_ms | slow_ms, **options)
+        return [f"{finding.cause}: {finding.evidence}" for finding in diagnose_steps([run]).findings]
+
+    assert any("stall: 7 steps" in text for text in found(waits_ms))
+    assert not any("stall: " in text for text in found(waits_ms, **ranks))
+    assert any("stall: 1 step of up to 900 ms" in text for text in found(waits_ms | {70: 900.0}, **ranks))
 
 
 def test_steps_as_priced_raise_no_alarm(tmp_path: Path) -> None:

@@ -64,6 +64,7 @@ def test_where_a_search_runs_makes_no_difference(study: Study, means: Means) -> 
     assert answers(search(space(), quiet(), means)) == answers(study)
 
 
+@pytest.mark.full
 def test_a_search_whose_answers_are_known_starts_no_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     grid = space({"tp": [1, 2]}, finalist_seeds=1)
     first = search(grid, quiet(tmp_path / "answers.sqlite"))
@@ -496,6 +497,7 @@ def test_a_grid_is_run_at_the_given_loads() -> None:
             grid_of(BASE, [text])
 
 
+@pytest.mark.full
 def test_a_batch_sent_at_once_is_run_at_the_given_load_and_has_a_makespan() -> None:
     output_tokens = {"type": "uniform", "min_tokens": 20, "max_tokens": 400}
     workload = {"arrivals": {"type": "burst"}, "input_tokens": 64, "output_tokens": output_tokens, "num_requests": 60}

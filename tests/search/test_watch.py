@@ -14,6 +14,7 @@ from windtunnel.search.study import Watched, kept_searches, search
 SMALL = {"tp": [1, 3], "max_num_seqs": [16, 256]}
 
 
+@pytest.mark.full
 def test_half_a_search_is_half_the_answers(tmp_path: Path) -> None:
     path = tmp_path / "kept.sqlite"
     searched = space(SMALL, finalist_seeds=1)

@@ -334,6 +334,7 @@ def test_the_page_is_what_update_writes() -> None:
     assert PAGE.read_text(encoding="utf-8") == rendered(listed())
 
 
+@pytest.mark.full
 def test_refused_pairs_are_refused_for_the_reason_on_the_page() -> None:
     refusals = listed()
     assert {pair: refusal(pair) for pair in refusals} == refusals

@@ -73,6 +73,7 @@ def test_biases_of_experts_are_added_by_kernels_of_their_own() -> None:
     assert sum(float(task.op.num_bytes) for task in (*part.forward, *part.backward_input)) == rank.rows * 4 * 2880 * 64
 
 
+@pytest.mark.full
 def test_a_layer_that_predicts_further_tokens_is_a_layer_and_a_head_more() -> None:
     """NVIDIA's count of DeepSeek-V3 with it and without it is 260.0 and 249.4 GFLOP a token (Megatron-Bridge 25.11)."""
     layers = {"recompute": {"granularity": "full"}}

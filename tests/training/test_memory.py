@@ -139,6 +139,7 @@ def test_frozen_weights_may_be_there_in_8_bit_only() -> None:
     assert narrow.parameters_bytes - adapters_bytes == (wide.parameters_bytes - adapters_bytes) / 2
 
 
+@pytest.mark.full
 def test_frozen_weights_of_4_bits_are_those_of_layers_and_are_unpacked_for_every_product() -> None:
     """QLoRA's paper fine-tunes a model of 65 B parameters on a GPU of 48 GB (arXiv:2305.14314, abstract)."""
     wide, packed = (memory(lora={}, precision={"frozen_weights": each}) for each in ("bf16", "nf4"))

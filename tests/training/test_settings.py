@@ -148,6 +148,7 @@ def test_the_table_has_every_setting() -> None:
     assert set(CHANGES) | FOLLOWS | {"network"} == every
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("path", CHANGES)
 def test_a_setting_changes_what_is_predicted(path: str) -> None:
     value, others = CHANGES[path]

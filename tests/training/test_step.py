@@ -228,6 +228,7 @@ def test_recomputing_the_projections_of_latents_may_make_a_job_fit(granularity: 
     assert "recompute={granularity: selective, modules: [norms, activation, latent_up_projection]}" in names
 
 
+@pytest.mark.full
 def test_memory_peaks_on_the_first_stage_and_fitting_changes_fit() -> None:
     setup = resolve(decode({**JOB, "num_devices": 8, "parallelism": {"tp": 1}, "micro_batch": 2}, TrainingJob))
     prices = training_prices(setup)
@@ -354,6 +355,7 @@ def test_goodput_is_youngs() -> None:
     assert campaign(step()) is None
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_16384_ranks_take_less_than_a_second() -> None:
     raw = {

@@ -219,6 +219,7 @@ def test_pages_of_any_site_may_ask(app: TwinApp) -> None:
     assert run(app, lambda client: client.options(CHAT)).status_code == 405
 
 
+@pytest.mark.full
 def test_a_completion_without_a_length_has_16_tokens_and_a_chat_all_the_context(app: TwinApp) -> None:
     body = {"prompt": [1] * 4046, "ignore_eos": True}
     for more in ({}, {"max_tokens": None}):

@@ -76,12 +76,17 @@ def diagnose_steps(runs: Sequence[StepRun], progress: Progress | None = None) ->
 
 
 def _single(run: PricedSteps) -> list[SlowSteps]:
-    """Name the single steps that take far longer than others of their kind."""
+    """Name the single steps that take far longer than others of their kind.
+
+    Where ranks that step together were not recorded, a step that lasts no longer than the longest one with prompts may
+    have waited for theirs.
+    """
     total_s = float(run.measured_s.sum() + run.slow["measured_s"].sum())
     num_steps, findings = run.kind.size + run.slow.size, []
+    others_s = float(run.measured_s[run.decode_share < 1].max()) if run.others_s.any() else 0.0
     is_first = run.slow["place"] < max(fit.FIRST_FRACTION * num_steps, 1)
     for cause, which in (("compilation", is_first), ("stall", ~is_first)):
-        slow = run.slow[which]
+        slow = run.slow[which & (run.slow["measured_s"] > others_s)]
         lost_s = float((slow["measured_s"] - slow["predicted_s"]).sum())
         if lost_s > LEAST_SINGLE * total_s:
             longest, usual = float(slow["measured_s"].max()) * 1e3, float(np.median(slow["predicted_s"])) * 1e3

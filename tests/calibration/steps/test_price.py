@@ -55,6 +55,7 @@ def test_a_step_costs_what_explain_says(tmp_path: Path, row: str, step: tuple[in
     ]
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("device", "waits"), [("b200_sxm", True), ("h100_sxm", False)])
 @pytest.mark.parametrize(("prompt", "requests", "padded"), [(0, 32, 32), (0, 18, 24), (16, 18, 18)])
 def test_unequal_contexts_lengthen_attention_where_the_kernel_waits(
@@ -85,6 +86,7 @@ def test_the_pairs_of_whole_prompts_are_exact(tmp_path: Path) -> None:
     assert rows["prefill_pairs"].tolist() == pytest.approx([(lengths**2).sum() / 2, 512 * (1024 + 256)])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("batch", ["0,0,0,0,8,32760,5.5", "256,1,0,0,0,0,0"])
 def test_ranks_that_step_together_are_one_step(tmp_path: Path, batch: str) -> None:
     """Rows may be interleaved. A rank that nobody recorded is taken to be as busy as the others."""

@@ -111,6 +111,7 @@ def test_no_load_finds_the_prompts_of_another_in_the_servers_cache(windtunnel: C
         assert "prefix cache" not in first.stdout
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_described_deployment_is_predicted_beside(windtunnel: Command, tmp_path: Path) -> None:
     described: dict[str, Any] = {

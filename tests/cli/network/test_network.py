@@ -509,6 +509,7 @@ def test_links_whose_kind_nothing_says_are_announced(windtunnel: Command, worklo
         assert hint in done.stderr
 
 
+@pytest.mark.full
 def test_a_node_of_ones_own_whose_links_have_no_known_kind_is_announced(windtunnel: Command, tmp_path: Path) -> None:
     node = (files("windtunnel") / "catalog/nodes/dgx_h100.yaml").read_text()
     own = tmp_path / "own.yaml"

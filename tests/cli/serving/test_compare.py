@@ -60,6 +60,7 @@ def test_a_scenario_is_compared_as_its_result_is(windtunnel: Command, files: Pat
     assert re.search(r"deployment\.parallelism\.tp +1 \(the default\) +2\n", table), table
 
 
+@pytest.mark.full
 def test_the_weightiest_settings_are_named_first(windtunnel: Command, files: Path) -> None:
     deployment = {"device": "b200_sxm", "parallelism": {"tp": 2}, "engine": {"max_num_seqs": 64}}
     other = SCENARIO | {"deployment": deployment, "precision": {"weights": "fp8"}}
@@ -80,6 +81,7 @@ def test_graphs_that_are_turned_off_are_named_before_what_follows(windtunnel: Co
     assert "num_gpu_blocks is" not in sentence
 
 
+@pytest.mark.full
 def test_what_is_printed_has_the_differences_and_the_page_the_distributions(windtunnel: Command, files: Path) -> None:
     done = windtunnel("compare", "one.yaml", "two.yaml", "one.yaml", "--html", "page.html")
     assert done.code == 0, done.stderr

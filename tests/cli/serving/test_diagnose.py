@@ -66,6 +66,7 @@ def test_what_cannot_be_read_is_refused(windtunnel: Command, arguments: tuple[st
     assert message.lower() in done.stderr.lower()
 
 
+@pytest.mark.full
 def test_what_served_must_be_named(windtunnel: Command, tmp_path: Path) -> None:
     run = simulate(windtunnel, tmp_path / "run")
     done = windtunnel("diagnose", run, "--device", "h100_sxm")

@@ -158,6 +158,7 @@ def test_options_that_are_not_known_are_in_the_document(windtunnel: Command) -> 
     assert json.loads(done.stdout)["remarks"][-1] == "unknown, ignored: --my-option"
 
 
+@pytest.mark.full
 def test_globs_and_repeated_options_name_the_same_files(windtunnel: Command, tmp_path: Path) -> None:
     old = [write_result(tmp_path / f"old{number}.json", 10 + number / 100) for number in range(3)]
     new = [write_result(tmp_path / f"new{number}.json", 10.6) for number in range(3)]

@@ -568,6 +568,7 @@ def test_a_recommendation_is_for_the_named_engine(windtunnel: Command, tmp_path:
     assert "sglang.launch_server" in (tmp_path / "found" / "launch.sh").read_text()
 
 
+@pytest.mark.full
 def test_what_cannot_run_is_said_in_options_of_the_command(windtunnel: Command) -> None:
     server = "vllm serve openai/gpt-oss-120b -tp 2 --enable-expert-parallel --enable-eplb"
     load = ("--device", "h200_sxm", "--input-tokens", "64", "--output-tokens", "8", "--num-requests", "20")

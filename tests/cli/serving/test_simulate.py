@@ -43,6 +43,7 @@ def test_it_says_when_requests_come_faster_than_they_are_served(windtunnel: Comm
         assert ("of queueing: latencies grow with" in done.stdout) == is_overloaded
 
 
+@pytest.mark.full
 def test_a_pipe_gets_lines_that_are_not_wrapped(windtunnel: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("COLUMNS")
     lines = windtunnel("catalog", "models").stdout.splitlines()

@@ -27,6 +27,7 @@ def runs(tmp_path: Path) -> str:
     return str(path)
 
 
+@pytest.mark.full
 def test_errors_are_shown_with_what_was_refused(windtunnel: Command, runs: str) -> None:
     done = windtunnel("validate", runs)
     assert done.code == 0
@@ -125,6 +126,7 @@ def test_a_profile_is_fitted_and_used(windtunnel: Command, runs: str, tmp_path: 
     assert after["scores"]["tpot"]["median"] < before["scores"]["tpot"]["median"]
 
 
+@pytest.mark.full
 def test_outputs_of_one_token_have_no_tpot_and_teach_what_ttft_does(windtunnel: Command, tmp_path: Path) -> None:
     lines = [line.rpartition(",")[0] for line in RUNS.splitlines()]
     path, out = tmp_path / "runs.csv", tmp_path / "profile.yaml"

@@ -50,6 +50,7 @@ def test_json_holds_scores_groups_and_parts(windtunnel: Command, table: str) -> 
     assert set(document["residual_shares"]) == {"a"}
 
 
+@pytest.mark.full
 def test_a_folder_gives_each_run_its_server(windtunnel: Command, table: str) -> None:
     folder = Path(table).parent
     Path(table).write_text(STEPS + "b,1,0,0,8,8000,2.5\n")

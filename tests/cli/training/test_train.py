@@ -130,6 +130,7 @@ def test_a_fine_tuning_job_is_predicted(windtunnel: Command, tmp_path: Path) -> 
     assert "quantization_bit = 3 is not modelled" in refused.stderr
 
 
+@pytest.mark.full
 def test_other_tools_names_of_options_are_known(windtunnel: Command) -> None:
     words = "--model llama-3.1-8b --device h100_sxm --num-devices 16 --tensor-model-parallel-size 2"
     done = windtunnel("train", *words.split(), "--seq-length", "4096", "--global-batch-size", "32")
@@ -268,6 +269,7 @@ def test_an_assumed_node_is_announced(windtunnel: Command, device: str, is_noted
     assert done.code == 0
 
 
+@pytest.mark.full
 def test_the_timeline_holds_every_pass(windtunnel: Command, job: Path, tmp_path: Path) -> None:
     file = tmp_path / "step.json"
     assert windtunnel("train", str(job), "--timeline", str(file)).code == 0
@@ -374,6 +376,7 @@ def test_what_a_device_needs_is_without_what_fragmentation_may_fill(windtunnel: 
     assert "fragmentation, up to" in done.stdout
 
 
+@pytest.mark.full
 def test_waiting_for_slow_stages_is_apart_from_the_bubbles_of_the_schedule(windtunnel: Command) -> None:
     shape = (
         "--num-devices",

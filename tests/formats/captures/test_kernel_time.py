@@ -25,6 +25,7 @@ def capture_of(spans: list[tuple[int, int, bool]]) -> Capture:
     return Capture("test", ("compute", "talk"), kernels, *empty, {})
 
 
+@pytest.mark.full
 @given(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20), st.booleans()), min_size=1, max_size=30))
 def test_a_device_s_time_is_what_counting_microseconds_gives(spans: list[tuple[int, int, bool]]) -> None:
     (use,) = device_time(capture_of(spans)).values()

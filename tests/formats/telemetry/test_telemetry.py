@@ -51,6 +51,7 @@ def test_intervals_add_up_to_what_a_twin_counted(engine: str) -> None:
     assert metrics.labels  # one replica
 
 
+@pytest.mark.full
 def test_a_range_query_says_the_same_as_scrapes(scrapes: list[str], tmp_path: Path) -> None:
     series: dict[Any, list[Any]] = {}
     for number, text in enumerate(scrapes):

@@ -189,6 +189,7 @@ def test_a_profile_is_measured_closed_and_simulated_from(tmp_path: Path, monkeyp
     assert sorted((folder / "steps").glob("*")) == before
 
 
+@pytest.mark.full
 def test_a_processor_is_not_measured_under_the_name_of_a_gpu(tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="torch is not installed; operators are measured with it")
     with pytest.raises(InputError, match=r"h100_sxm is NVIDIA H100 .* is this machine's processor"):

@@ -34,6 +34,7 @@ def measured_ms(table: str, tokens: list[int], **words: str | int) -> Any:
     return np.array([latency[count] for count in tokens])
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("system", ["h100_sxm", "h200_sxm", "b200_sxm"])
 @pytest.mark.parametrize(("ep", "tokens"), [(2, [64, 128, 256, 512, 1024]), (4, [64, 128]), (16, [256])])
 def test_padded_blocks_take_what_the_same_kernels_were_measured_to_take(
@@ -52,6 +53,7 @@ def test_padded_blocks_take_what_the_same_kernels_were_measured_to_take(
     assert errors.max() < 0.09
 
 
+@pytest.mark.full
 def test_padding_costs_what_a_published_pair_of_runs_shows() -> None:
     """MiniMax-M2, four H100, 10 clients: 32.2 ms a token with DeepGEMM, 16.4 without (vllm-project/recipes, 112)."""
     op = Experts(np.array([16.0]), **MINIMAX, tp=4, format=Format.FP8_BLOCK)
@@ -81,6 +83,7 @@ def test_few_tokens_fill_blocks_in_the_versions_that_pad(
     assert (some / one < 1.4) == is_padded
 
 
+@pytest.mark.full
 def test_a_named_backend_keeps_its_kernels() -> None:
     op = Experts(np.array([8.0]), **QWEN, ep=4, format=Format.FP8_BLOCK)
     assert priced_ms("0.12.0", op, backend="triton") < 0.8 * priced_ms("0.12.0", op)

@@ -106,6 +106,7 @@ def test_whole_experts_with_few_tokens_take_no_longer_than_slices_of_them() -> N
     assert as_sharded(both).tolist() == [20.0, 24.0, 900.0, 20.0, 22.0, 300.0]
 
 
+@pytest.mark.full
 @pytest.mark.skipif(find_spec(PACKAGE) is None, reason=f"{PACKAGE} has no wheel for this platform")
 def test_text_reaches_more_experts_than_random_tokens_and_those_more_than_the_power_law() -> None:
     def priced(spread: str, ep: int) -> Floats:

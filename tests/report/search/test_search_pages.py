@@ -72,6 +72,7 @@ def test_a_search_that_finds_nothing_names_the_limit_once() -> None:
     assert text.count("keeps the limits") == 1
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_search_under_way_whose_points_all_cannot_run_says_so() -> None:
     study = search(space_from(SPACE), Store(None, print))

@@ -227,6 +227,7 @@ def test_a_median_is_steady_with_fewer_requests_than_a_tail() -> None:
     assert (found.num_requests, found.drift) == (4000, None)
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_load_that_still_moves_at_the_longest_stream_says_which_way(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lengthened, "__defaults__", (4000,))
@@ -240,6 +241,7 @@ def test_a_load_that_still_moves_at_the_longest_stream_says_which_way(monkeypatc
     assert str(verdict_of(document)[0]).endswith(f"It is {text}.")
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_recorded_stream_stays_as_it_is_and_is_said_to() -> None:
     replay = wt.scenario(model="llama-3.1-8b", device="h100_sxm", trace="azure2023_conv")
@@ -257,6 +259,7 @@ def test_lengths_of_a_trace_are_lengthened_as_far_as_it_goes() -> None:
     assert capacities(drawn, parse_limits("ttft_p99=2s"), num_seeds=1).num_requests == 8000
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_a_burst_that_cannot_be_lengthened_is_called_one() -> None:
     curve = {"type": "curve", "points": [{"at_s": 0, "rate_per_s": 50}]}

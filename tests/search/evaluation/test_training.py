@@ -43,6 +43,7 @@ def study() -> Study:
     return search(jobs(), quiet())
 
 
+@pytest.mark.full
 def test_a_points_figures_are_those_of_the_job_simulated_alone(study: Study) -> None:
     outcome = study.outcomes[0]
     for index in (*outcome.ranking[:2], outcome.ranking[-1]):
@@ -82,6 +83,7 @@ def test_layouts_vary_the_stages_of_zero_that_the_framework_has(framework: Any, 
     assert with_pipelines <= ({0, 1} if framework == "deepspeed" else set(stages))
 
 
+@pytest.mark.full
 def test_what_a_job_says_of_zero_leaves_the_other_stages_open() -> None:
     said = {"precision": {"parameter_gather": "fp8"}, "overlap": {"parameter_gather": True}, "sharding": {"zero": 1}}
     vary = {"layouts": "all", "tp": [2], "pp": [1], "cp": [1], "micro_batch": [1], "recompute": ["full"]}
@@ -195,6 +197,7 @@ def test_layers_that_do_not_split_evenly_are_taken_from_both_ends(
     assert split is None or sum(split) == 126
 
 
+@pytest.mark.full
 def test_limits_budgets_and_more_devices() -> None:
     space = jobs({"num_devices": [8, 16], "tp": [1, 2]}, total_tokens=1e10, budget={"devices": 8})
     outcome = search(space, quiet()).outcomes[0]

@@ -88,6 +88,7 @@ def test_settings_that_were_assumed_widen_what_was_measured_of_such_runs() -> No
         assert other.high / other.low > 1.3 * one.high / one.low
 
 
+@pytest.mark.full
 def test_a_client_that_no_fitted_run_had_has_the_spread_of_published_runs() -> None:
     """One that is named; the client that stands where none is named has the intervals of fitted runs, but for TTFT."""
 

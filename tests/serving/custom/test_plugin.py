@@ -125,6 +125,7 @@ def test_a_function_cannot_change_the_arrays_of_the_loop(tmp_path: Path) -> None
         assert refused.value.hint == "plugin_odd.py, line 2"
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_an_error_of_the_compiler_is_one_sentence_and_a_place(tmp_path: Path) -> None:
     source = "from numba import njit\n\n\n@njit\ndef route(request, replicas):\n    return replicas.num_waitin[0]\n"

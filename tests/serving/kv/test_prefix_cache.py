@@ -207,6 +207,7 @@ def recorded_requests(rows: pd.DataFrame, clients: int) -> RequestArrays:
     )
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_recorded_chats_hit_as_often_as_the_engine_counted(reference: Path) -> None:
     """Eight clean runs of vLLM with Llama-3.3-70B, 16 to 512 clients with conversations of up to eight turns: within

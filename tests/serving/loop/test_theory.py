@@ -99,6 +99,7 @@ def test_random_service_waits_by_pollaczek_and_khinchine() -> None:
     assert wait_s == pytest.approx(rate_per_s * second_moment / (2 * (1 - load)), rel=0.04)
 
 
+@pytest.mark.full
 def test_priorities_wait_as_cobham_says() -> None:
     """Two classes without preemption: W0 / (1 - rho1) and W0 / (1 - rho1) (1 - rho), W0 = rho D / 2."""
     low = np.random.default_rng(2).random(400_000) < 0.5

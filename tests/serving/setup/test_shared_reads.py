@@ -58,6 +58,7 @@ def shares_of(scenario: Scenario) -> list[float]:
     return [pool.plan.cost.repeated_share for pool in prepared.pools]
 
 
+@pytest.mark.full
 @pytest.mark.compiled
 def test_steps_of_requests_that_share_a_beginning_are_shorter(tmp_path: Path) -> None:
     device = encode(catalog.device("h100_sxm"))

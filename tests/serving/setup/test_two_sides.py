@@ -111,6 +111,7 @@ def test_attention_devices_have_room_for_more_kv() -> None:
     assert sides.num_blocks > one.num_blocks
 
 
+@pytest.mark.full
 def test_runs_conserve_tokens_and_use_both_sides() -> None:
     result = simulate(scenario_of())
     assert int(result.requests["output_tokens"].sum()) == 40 * 40
@@ -124,6 +125,7 @@ def test_runs_conserve_tokens_and_use_both_sides() -> None:
     assert result.summary.cost.usd_per_hour == pytest.approx(16 * (result.setup.device.price_usd_per_hour or 0))
 
 
+@pytest.mark.full
 def test_decode_pools_may_have_two_sides() -> None:
     pools = [{"name": "p", "role": "prefill", "parallelism": {"tp": 4}}, {"name": "d", "role": "decode"}]
     result = simulate(scenario_of(deployment={"pools": pools}))

@@ -376,6 +376,7 @@ LATE_CHANGES = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize(("time", "tokens", "message"), LATE_CHANGES.values(), ids=LATE_CHANGES)
 def test_what_changes_far_into_a_file_is_read_or_refused(
     tmp_path: Path, time: str, tokens: str, message: str | None

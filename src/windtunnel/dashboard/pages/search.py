@@ -14,7 +14,7 @@ from windtunnel.report.search.figures import objective_text
 from windtunnel.report.search.study import SearchEvidence, search_report
 from windtunnel.report.search.study_files import point_document
 from windtunnel.schema import short_path
-from windtunnel.search.space.space import as_builtins
+from windtunnel.search.space.space import STRATEGIES, as_builtins
 from windtunnel.search.store import default_path
 from windtunnel.search.study import Kept, SearchOutcome, Study, Watched, kept_searches
 from windtunnel.units import format_count
@@ -125,7 +125,7 @@ def progress_of(study: Study, outcome: SearchOutcome, state: str) -> tuple[str |
     """Return the workload, its answered points of how many, and both in words."""
     answered, num_points = len(outcome.evaluations), study.space.num_points
     text = f"{state}: {answered:,} of {format_count(num_points, 'point')}"
-    if study.space.strategy != "exhaustive":
+    if not STRATEGIES.get(study.space.strategy).IS_EXHAUSTIVE:
         text += "; the strategy need not evaluate all"
     elif state == "done" and answered < num_points:
         text += "; the others were kept by another version of windtunnel, whose answers this one does not take over"

@@ -1,5 +1,7 @@
 """TensorRT-LLM's two capacity policies: one never pauses a request, the other fills the memory."""
 
+import pytest
+
 import windtunnel as wt
 
 
@@ -23,6 +25,7 @@ def simulated(scheduler: str) -> wt.Result:
     )
 
 
+@pytest.mark.full
 def test_max_utilization_runs_more_at_once_and_pauses_them() -> None:
     """1,500 blocks of 32 tokens hold 23 requests to their end, and 46 at their beginning."""
     guaranteed, greedy = simulated("trtllm"), simulated("trtllm_max_utilization")
