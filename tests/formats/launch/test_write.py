@@ -270,6 +270,9 @@ def test_drafts_are_written_as_the_engine_takes_them(engine: str, drafts: dict[s
 @pytest.mark.parametrize(
     ("engine", "remark"),
     [
+        ({"name": "vllm", "scheduler": "sarathi"}, "# scheduler sarathi is simulated; no option of vllm sets it"),
+        ({"name": "vllm", "scheduling_policy": "shortest"}, "# scheduling_policy shortest is simulated; no option"),
+        ({"name": "trtllm", "scheduling_policy": "priority"}, "# scheduling_policy priority is simulated; no option"),
         (
             {"name": "vllm", "kv_tiers": [{"name": "disk", "capacity_bytes": 10**12, "bandwidth_bytes_per_s": 1e9}]},
             "# let the engine keep KV blocks below its devices (disk)",
@@ -277,7 +280,7 @@ def test_drafts_are_written_as_the_engine_takes_them(engine: str, drafts: dict[s
         ({"name": "trtllm", "attention_backend": "flashinfer"}, "# set attn_backend"),
         ({"name": "trtllm", "window_kv": "own_pool"}, "# set attn_backend and kv_cache_config.max_attention_window"),
     ],
-    ids=["tiers", "attention", "windows"],
+    ids=["scheduler", "order", "priority", "tiers", "attention", "windows"],
 )
 def test_what_no_option_says_is_left_to_the_reader(engine: dict[str, Any], remark: str) -> None:
     assert remark in launch_script(scenario_with(engine, "llama-3.1-8b"), VERSIONS)

@@ -28,6 +28,7 @@ from windtunnel.schema import dotted, read_yaml
 from windtunnel.serving.deployment import Deployment, EngineSettings
 from windtunnel.serving.engines.command_line import ENGINE, SERVER, Options, Reading, Unmodelled
 from windtunnel.serving.engines.contract import behaviour_of, engine_of, split_columns
+from windtunnel.serving.engines.defaults import ENGINE_SCHEDULERS
 from windtunnel.serving.scenario import Scenario, Setup, pool_scenario, resolve
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.setup.memory import plan_memory
@@ -481,6 +482,12 @@ def _unsaid(scenario: Scenario, deployment: Deployment) -> list[str]:
     if drafts is not None and not line.writes_drafts(drafts):
         work.append(f"add speculative decoding: {drafts.method}, {drafts.num_draft_tokens} draft tokens a step")
     work += line.remaining_work(deployment)
+    flags = [flag for name in server_of(engine).flags if (flag := server_of(engine).flag(name)) is not None]
+    for setting, usual in {"scheduler": ENGINE_SCHEDULERS, "scheduling_policy": ("fcfs",)}.items():
+        value = getattr(engine, setting)
+        is_said = any(flag.path == f"{ENGINE}{setting}" and flag.word_for(value) for flag in flags)
+        if value not in (None, *usual) and not is_said:
+            work.append(f"{setting} {value} is simulated; no option of {engine.name} sets it")
     if split.dcp > 1 and "parallelism.dcp" not in line.write_split(split):
         work.append(f"divide each context over {split.dcp} ranks (decode context parallelism)")
     is_said = "--kv-offloading-size" in _words(scenario, deployment)

@@ -431,7 +431,8 @@ def sureness_texts(study: Study, outcome: SearchOutcome) -> list[str]:
         if sure > 0.5
         else f"{second} may be as good"
     )
-    return [f"Of {runs} streams of requests, the same for all; bounds at {CONFIDENCE:.0%}. {text}."]
+    order = f"the first {outcome.num_finalists} are in the order of their lower bounds ({CONFIDENCE:.0%})"
+    return [f"Of {runs} streams of requests, the same for all; {order}. {text}."]
 
 
 def _why_section(why: Why) -> Section:

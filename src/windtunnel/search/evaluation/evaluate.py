@@ -5,7 +5,7 @@ import importlib.util
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -129,8 +129,8 @@ class Evaluator:
             neighbours: answers of points that differ in knobs only; this one is added to them.
             near: a load to begin at, such as the one that the point sustained with fewer requests.
         """
-        neighbours = neighbours or Neighbours()
-        whole, change = self._answer(index, workload, question, neighbours, near), None
+        ask = partial(self._answer, index, workload, neighbours or Neighbours())
+        whole, change = ask(question, near), None
         while question.num_requests is None and whole.figures and whole.stream_requests:
             times = whole.figures.get("stream_over_e2e", math.inf)
             is_enough = times >= load.AMPLE_STREAM
@@ -141,8 +141,13 @@ class Evaluator:
             given = self.deployed(point_at(self.space, index), workload).scenario.workload
             most = load.MOST_REQUESTS if times < load.AMPLE_STREAM else load.MOST_OF_MANY
             num_requests = load.lengthened(given, whole.stream_requests, most)
-            answer = self._longer(index, workload, question, neighbours, whole, num_requests)
-            if answer is None:
+            # Where a trace has fewer, with as many as it has.
+            while num_requests is not None and num_requests > whole.stream_requests:
+                answer = ask(msgspec.structs.replace(question, num_requests=num_requests), whole.load)
+                if not answer.refused:
+                    break
+                num_requests //= 2
+            else:
                 break
             work = {name: getattr(whole, name) + getattr(answer, name) for name in ("num_runs", "num_requests")}
             change = answer.load / whole.load - 1
@@ -150,26 +155,8 @@ class Evaluator:
         drift = change if question.lengthens and change is not None else 0.0
         return msgspec.structs.replace(whole, is_lengthened=question.lengthens, drift=drift)
 
-    def _longer(
-        self,
-        index: int,
-        workload: str | None,
-        question: Question,
-        neighbours: Neighbours,
-        known: Evaluation,
-        num_requests: int | None,
-    ) -> Evaluation | None:
-        """Evaluate a point with so many requests, or with as many as a trace has; None where there are no more."""
-        while num_requests is not None and num_requests > known.stream_requests:
-            further = msgspec.structs.replace(question, num_requests=num_requests)
-            answer = self._answer(index, workload, further, neighbours, known.load)
-            if not answer.refused:
-                return answer
-            num_requests //= 2
-        return None
-
     def _answer(
-        self, index: int, workload: str | None, question: Question, neighbours: Neighbours, near: float | None
+        self, index: int, workload: str | None, neighbours: Neighbours, question: Question, near: float | None
     ) -> Evaluation:
         """Evaluate one point with one stream of requests."""
         try:
