@@ -867,6 +867,9 @@ class TestQuantisation:
         )
         weight_only = {"quant_method": "quark", "global_quant_config": {"weight": four, "input_tensors": None}}
         assert read(LLAMA, quantization_config=weight_only).precision == Precision(weights=Format.MXFP4)
+        for weight, inputs, expected in ((fp8, None, Format.W8A16), ({"dtype": "int4"}, fp8, Format.INT4A8)):
+            every = {"quant_method": "quark", "global_quant_config": {"weight": weight, "input_tensors": inputs}}
+            assert read(LLAMA, quantization_config=every).precision == Precision(weights=expected)
 
     def test_hf_quant_config_wins(self) -> None:
         quant = {"quantization": {"quant_algo": "FP8", "kv_cache_quant_algo": "FP8"}}

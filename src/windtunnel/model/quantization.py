@@ -277,19 +277,13 @@ def _quark_format(config: Any, key: str, model: str) -> Format:
     weights, inputs = _object(weights, "weight", model), parts.get("input_tensors")
     stored = str(weights.get("dtype"))
     taken = None if inputs is None else str(_object(inputs, "input_tensors", model).get("dtype"))
-    known = {
-        ("fp4", "fp4"): Format.MXFP4A4,
-        ("fp4", None): Format.MXFP4,
-        ("fp8_e4m3", "fp8_e4m3"): Format.FP8,
-        ("int8", "int8"): Format.INT8,
-        ("int8", None): Format.W8A16,
-        ("int4", None): Format.INT4,
-    }
     group_size = weights.get("group_size")
-    if (stored, taken) not in known or (stored == "fp4" and group_size != 32):
+    shared = 32 if stored == "fp4" else None
+    found = _GROUPS.get((_QUARK.get(stored), shared, taken and _QUARK.get(taken, taken)))
+    if found is None or (shared and group_size != shared):
         text = f"{stored} weights in groups of {group_size} with {taken or '16-bit'} activations"
         raise InputError(f"{model}: {text} are not known", _HINT)
-    return known[stored, taken]
+    return found
 
 
 def _fp8_format(block_size: Any, model: str) -> Format:
@@ -345,7 +339,9 @@ def _compressed_tensors(config: Mapping[str, Any], model: str) -> _Scheme:
 
 
 _FLOAT4, _FLOAT8, _INT8 = ("float", 4), ("float", 8), ("int", 8)
-_GROUPS: Mapping[tuple[tuple[str, int], int | None, tuple[str, int] | None], Format] = {
+_QUARK = {"fp4": _FLOAT4, "fp8_e4m3": _FLOAT8, "int8": _INT8, "int4": ("int", 4)}
+"""Quark's names of types -> type and bits."""
+_GROUPS: Mapping[tuple[Any, int | None, Any], Format] = {
     (_FLOAT4, 16, _FLOAT4): Format.NVFP4,
     (_FLOAT4, 16, None): Format.NVFP4A16,
     (_FLOAT4, 32, _FLOAT4): Format.MXFP4A4,

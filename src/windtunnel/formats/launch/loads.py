@@ -44,13 +44,13 @@ class Clients(Schema):
     """`clients.yaml`."""
 
     sources: dict[str, str]
+    recipe_variables: dict[str, str]
     clients: dict[str, Client]
 
 
 @cache
-def clients() -> dict[str, Client]:
-    """Return the clients that are known, by name."""
-    return catalog.entry(Path(__file__).with_name("clients.yaml"), Clients).clients
+def _known() -> Clients:
+    return catalog.entry(Path(__file__).with_name("clients.yaml"), Clients)
 
 
 def client_load(commands: Sequence[Command]) -> ClientLoad | None:
@@ -61,11 +61,11 @@ def client_load(commands: Sequence[Command]) -> ClientLoad | None:
     """
     given: list[tuple[str, dict[str, str]]] = []
     for name, options in (found for command in commands for found in _clients_in(command)):
-        if clients()[name].is_joined and name in dict(given):
+        if _known().clients[name].is_joined and name in dict(given):
             dict(given)[name].update(options)
         else:
             given.append((name, options))
-    loads = [_load(name, clients()[name], options) for name, options in given]
+    loads = [_load(name, _known().clients[name], options) for name, options in given]
     # A function of the script that starts the client says variables alone.
     loads = [load for load in loads if None not in load.lengths] or loads
     if not loads:
@@ -92,15 +92,7 @@ def recipe_load(benchmark: Mapping[str, Any]) -> ClientLoad | None:
         exported = [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]
         if (load := client_load(commands_of("\n".join([*exported, str(benchmark.get("command", ""))])))) is not None:
             return load
-        names = {
-            "ISL": "isl",
-            "OSL": "osl",
-            "CONC": "concurrency",
-            "CONC_LIST": "concurrencies",
-            "REQUEST_RATE": "req_rate",
-            "RANDOM_RANGE_RATIO": "random_range_ratio",
-            "NUM_PROMPTS_MULTIPLIER": "num_prompts_mult",
-        }
+        names = _known().recipe_variables
         known = {names[name]: value for name, value in variables.items() if name in names}
         if not {"isl", "osl"} <= known.keys():
             return ClientLoad("custom", left_out=("the load of the recipe's own command is not read",))
@@ -137,7 +129,7 @@ def _of_recipe(kind: str, benchmark: Mapping[str, Any]) -> ClientLoad:
 def _clients_in(command: Command) -> Iterator[tuple[str, dict[str, str]]]:
     """Yield the client that a command starts, and its options by the fields that they say."""
     for i, word in enumerate(command.words):
-        for name, client in clients().items():
+        for name, client in _known().clients.items():
             for start in client.starts:
                 program, *subcommands = start.split()
                 rest = command.words[i + 1 :]

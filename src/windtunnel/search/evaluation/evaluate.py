@@ -141,13 +141,12 @@ class Evaluator:
             given = self.deployed(point_at(self.space, index), workload).scenario.workload
             most = load.MOST_REQUESTS if times < load.AMPLE_STREAM else load.MOST_OF_MANY
             num_requests = load.lengthened(given, whole.stream_requests, most)
-            # Where a trace has fewer, with as many as it has.
-            while num_requests is not None and num_requests > whole.stream_requests:
-                answer = ask(msgspec.structs.replace(question, num_requests=num_requests), whole.load)
-                if not answer.refused:
-                    break
-                num_requests //= 2
-            else:
+            answer = None
+            while answer is None and num_requests is not None and num_requests > whole.stream_requests:
+                longer = ask(msgspec.structs.replace(question, num_requests=num_requests), whole.load)
+                answer = None if longer.refused else longer
+                num_requests //= 2  # for a trace that has fewer
+            if answer is None:
                 break
             work = {name: getattr(whole, name) + getattr(answer, name) for name in ("num_runs", "num_requests")}
             change = answer.load / whole.load - 1
