@@ -217,6 +217,17 @@ def test_a_grid_of_settings_is_simulated(chat: Scenario, tmp_path: Path) -> None
             wt.whatif(chat, vary)
 
 
+def test_without_settings_that_vary_changes_are_ranked(chat: Scenario, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {"as it is": {}, "tp 2": {"deployment.parallelism.tp": 2}, "tp 4": {"deployment.parallelism.tp": 4}}
+    monkeypatch.setattr("windtunnel.search.recommend._changes", lambda _setup: changes)
+    evidence = wt.whatif(chat, slo="tpot_p99=1s")
+    outcome = evidence.study.outcomes[0]
+    per_device = [outcome.mean(index).figures["output_tokens_per_s_per_device"] for index in outcome.ranking]
+    assert len(per_device) == 3
+    assert per_device == sorted(per_device, reverse=True)
+    assert "3 points" in shown(evidence)
+
+
 def test_the_replicas_of_a_recommendation_have_at_most_so_many_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("windtunnel.search.recommend.TOKEN_BUDGETS", (None,))
     options = {"input_tokens": 256, "output_tokens": 32, "num_requests": 40}

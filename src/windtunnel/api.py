@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Unpack
+from typing import Any, Unpack, overload
 
 from windtunnel import catalog
 from windtunnel.arguments import checked
@@ -40,7 +40,7 @@ from windtunnel.search.capacity.capacity import Capacities, capacities
 from windtunnel.search.evaluation.schema import Question
 from windtunnel.search.executors import Means, start_workers
 from windtunnel.search.prices import asked_prices
-from windtunnel.search.recommend import deployments_space
+from windtunnel.search.recommend import deployments_space, ranked_changes
 from windtunnel.search.space.space import Space, grid_of, load_space, space_from
 from windtunnel.search.store import Store, default_path
 from windtunnel.search.study import search as search_space
@@ -101,26 +101,55 @@ def capacity(
     return capacities(described, limits_of(described.slo) if slo is None else parse_limits(slo), num_streams, 0.005)
 
 
+@overload
+def whatif(
+    described: Described | None = None, vary: None = None, workers: int = 1, **options: Unpack[ScenarioOptions]
+) -> SearchEvidence: ...
+
+
+@overload
+def whatif(
+    described: Described | None = None,
+    *,
+    vary: Mapping[str, Sequence[Any]],
+    workers: int = 1,
+    **options: Unpack[ScenarioOptions],
+) -> Grid: ...
+
+
+@overload
+def whatif(
+    described: Described | None, vary: Mapping[str, Sequence[Any]], workers: int = 1, **options: Unpack[ScenarioOptions]
+) -> Grid: ...
+
+
 @checked
 def whatif(
     described: Described | None = None,
     vary: Mapping[str, Sequence[Any]] | None = None,
     workers: int = 1,
     **options: Unpack[ScenarioOptions],
-) -> Grid:
-    """Simulate every combination of some settings' values: `whatif(chat, {"tp": [1, 2], "rate_per_s": [4, 8]})`.
+) -> Grid | SearchEvidence:
+    """Simulate every combination of some settings' values, `whatif(chat, {"tp": [1, 2], "rate_per_s": [4, 8]})`; or
+    rank single changes of the deployment by what they gain, `whatif(chat)`.
 
     Args:
         described: the scenario around which they vary; None: `options` say it, those that vary aside.
-        vary: names of options, or paths in a scenario, and their values.
+        vary: names of options, or paths in a scenario, and their values; None: what could be changed of the engine's
+            settings, formats and parallelism, and of replicas and their autoscaler where they come and go.
         workers: processes.
         options: as `scenario` takes them; points that break a limit of `slo` are marked.
 
     Raises:
         InputError: nothing varies, a path leads nowhere, or every point is refused.
     """
+    if vary is None:
+        base = described_by(described, options, ("vary", "workers"))
+        space = ranked_changes(base, limits_of(base.slo))
+        store = Store(None, warnings.warn)
+        return evidence_of(search_space(space, store, _means(workers)), store, 10, recommends=True)
     varied = {}
-    for name, values in (vary or {}).items():
+    for name, values in vary.items():
         if isinstance(values, str) or not isinstance(values, Iterable):
             raise InputError(f"vary {name} is {values!r:.60}; a list of values is needed", 'vary={"tp": [1, 2]}')
         varied[name] = [builtin(value) for value in values]

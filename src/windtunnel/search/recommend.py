@@ -18,6 +18,7 @@ from windtunnel.model.exchange import ALL_GATHER, DEEPEP, MEGA_MOE
 from windtunnel.model.precision import COMPUTE, Format, computed_as
 from windtunnel.model.shape import ModelSpec
 from windtunnel.schema import encode
+from windtunnel.search.evaluation.figures import taken_by
 from windtunnel.search.space.space import CHANGE, SHORT_PATHS, Space, point_at, scenario_at, space_from, value_text
 from windtunnel.serving.deployment import EngineSettings, Pool, TargetScaling
 from windtunnel.serving.engines.contract import split_columns
@@ -105,6 +106,13 @@ def changes_space(
         after = scenario_at(space, point_at(space, index).settings)
         named[_options_of(scenario, after) or name] = settings
     return replace(space, vary={CHANGE: named})
+
+
+def ranked_changes(scenario: Scenario, limits: Sequence[Limit]) -> Space:
+    """Return `changes_space`, ranked by what a dollar serves where replicas come and go at known prices, so that the
+    number of devices differs, and otherwise by the capacity of each device."""
+    is_priced = comes_and_goes(scenario.deployment) and taken_by(scenario).usd_per_hour
+    return changes_space(scenario, limits, "requests_per_usd" if is_priced else CAPACITY)
 
 
 def _options_of(before: Scenario, after: Scenario) -> str:

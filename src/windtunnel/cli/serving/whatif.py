@@ -26,14 +26,11 @@ def command(options: Options) -> None:
         limits = parse_limits(options.slo) if options.slo is not None else limits_of(scenario.slo)
 
         from windtunnel.cli.serving.search import show_study
-        from windtunnel.search.evaluation.figures import taken_by
         from windtunnel.search.executors import HERE
-        from windtunnel.search.recommend import CAPACITY, changes_space
+        from windtunnel.search.recommend import ranked_changes
         from windtunnel.search.store import Store
-        from windtunnel.serving.setup.fleet_plan import comes_and_goes
 
-        is_priced = comes_and_goes(scenario.deployment) and taken_by(scenario).usd_per_hour
-        space = changes_space(scenario, limits, "requests_per_usd" if is_priced else CAPACITY)
+        space = ranked_changes(scenario, limits)
         show_study(options, space, Store(None, remark), HERE, launch=launch, recommends=True)
         return
     space = _space(options, launch)
