@@ -387,7 +387,7 @@ def test_windows_let_more_long_requests_run_at_a_time() -> None:
     for kept in ("full", "shared_pool"):
         result = served(
             model="openai/gpt-oss-20b",
-            **with_engine({"window_kv": kept, "gpu_memory_utilization": 0.32}),
+            **with_engine({"window_kv": kept, "gpu_memory_utilization": 0.32, "max_cudagraph_capture_size": 512}),
             input_tokens=4000,
             output_tokens=50,
             num_requests=100,
