@@ -80,7 +80,7 @@ def load_function(name: str, registry: Registry) -> Any:
         functions = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         raise InputError(
             f"the module {module_name!r} has no function {function_name!r}",
-            did_you_mean(function_name, functions, f"it has: {', '.join(functions)}" if functions else None),
+            did_you_mean(function_name, functions, f"it has: {', '.join(functions[:10])}" if functions else None),
         )
     return _function(policy, name, registry)
 
