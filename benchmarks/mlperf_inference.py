@@ -218,7 +218,8 @@ def scenario_of(row: Row, recorded: Mapping[tuple[str, ...], Row], calibration: 
     if row["scenario"] == "Server" and not row["ttft_limit_ms"]:
         raise InputError("the limits of TTFT and TPOT are not recorded")
     if row["accelerator"] not in DEVICES:
-        raise InputError(f"{row['accelerator'] or 'no accelerator'} is not in the catalog")
+        known = f"{row['accelerator']} is not in the catalog"
+        raise InputError(known if row["accelerator"] else "the submission names no accelerator")
     model, device, engine = model_of(row), DEVICES[row["accelerator"]], engine_of(row)
     settings = row if row["cfg_path"] else recorded.get(group_of(row)) if engine["name"] == "trtllm" else None
     origin = "assumed" if settings is None else "recorded" if row["cfg_path"] else "as others'"
