@@ -13,7 +13,7 @@ from windtunnel.search.evaluation.evaluate import Evaluator
 from windtunnel.search.evaluation.figures import Takes, check_budget, load_worth
 from windtunnel.search.evaluation.schema import Evaluation, Question
 from windtunnel.search.scores import best_by_value, undominated
-from windtunnel.search.space.space import Budget
+from windtunnel.search.space.space import Budget, Space
 from windtunnel.search.strategies.tpe import _one_setting_away
 from windtunnel.search.study import SearchOutcome
 
@@ -100,3 +100,18 @@ def test_points_are_spread_and_have_neighbours() -> None:
     assert spread_points(5, 9) == [0, 1, 2, 3, 4]
     sizes: dict[str, Any] = {"a": 3, "b": 2}
     assert set(_one_setting_away(3, sizes)) == {2, 1, 5}
+
+
+@pytest.mark.parametrize(
+    ("scenario", "vary", "comes_and_goes"),
+    [
+        ({"workload": {"trace": {"path": "faults.csv"}}, "model": "autoscaling"}, {}, False),
+        ({"deployment": {"autoscaling": None}}, {"deployment.replicas": [1, 2]}, False),
+        ({"deployment": {"pools": [{"name": "p", "faults": {"mtbf_s": 60}}]}}, {}, True),
+        ({}, {"deployment.autoscaling.target": [20, 80]}, True),
+        ({}, {"change": {"scaled": {"deployment": {"autoscaling": {"target": 8}}}}}, True),
+    ],
+    ids=["words", "none", "pool", "path", "alternative"],
+)
+def test_replicas_come_and_go_where_a_setting_says_so(scenario: Any, vary: Any, comes_and_goes: bool) -> None:
+    assert Space(scenario=scenario, vary=vary).comes_and_goes is comes_and_goes

@@ -24,7 +24,7 @@ from windtunnel.report.search.study import SearchEvidence, evidence_of, search_r
 from windtunnel.report.search.study_files import study_document, write_study
 from windtunnel.report.search.whatif import reasons
 from windtunnel.report.serving.run import check_folder
-from windtunnel.schema import dotted, flattened
+from windtunnel.schema import dotted
 from windtunnel.search.evaluation.evaluate import Evaluator
 from windtunnel.search.evaluation.schema import Evaluation
 from windtunnel.search.executors import EXECUTORS, Means, usual_means
@@ -49,8 +49,7 @@ def command(options: Options) -> None:
     if space.is_training and (options.load is not None or launch.raw):
         given = "--load is a load" if options.load is not None else "--from-command is a server"
         raise InputError(f"{given} of requests", "vary num_devices to see what more devices give")
-    paths = flattened({"scenario": space.scenario, "vary": space.vary})
-    if options.load is not None and any({"autoscaling", "faults"} & {*path.split(".")} for path in paths):
+    if options.load is not None and space.comes_and_goes:
         raise InputError(
             "--load counts copies of a deployment whose replicas are there all the time",
             "with autoscaling or faults give the load as workload.arrivals, load: given, and vary the replicas",

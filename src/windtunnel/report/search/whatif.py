@@ -63,7 +63,7 @@ def shown_figures(text: str | None, space: Space) -> tuple[str, ...]:
     known = [*OBJECTIVES, *_MORE.split()]
     for name in names:
         check_known(name, known, f"--show: there is no figure {name!r}")
-    if not text and any(word in str((space.scenario, space.vary)) for word in ("autoscaling", "faults")):
+    if not text and space.comes_and_goes:
         names.insert(-1, "devices")  # as many as are held on average
     limited = [] if text else [limit.name for limit in limits_from(space.limits) if limit.name not in names]
     return (*limited, *names)

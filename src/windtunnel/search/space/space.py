@@ -85,6 +85,13 @@ class Space(schema.Schema):
     """Most streams that a finalist meets."""
     seed: int = 0
 
+    @property
+    def comes_and_goes(self) -> bool:
+        """Whether replicas of some point are scaled, or may fail."""
+        settings = schema.flattened({"scenario": self.scenario, "vary": self.vary})
+        named = (path.split(".") for path, value in settings.items() if value is not None)
+        return any({"autoscaling", "faults"} & {*words} for words in named)
+
     def check(self) -> None:
         schema.check_seed(self.seed)
         schema.check_at_least(1, finalists=self.finalists)
