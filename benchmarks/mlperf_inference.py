@@ -79,6 +79,7 @@ DEVICES = {
     "NVIDIA H200-NVL-141GB": "h200_nvl",
     "NVIDIA B200-SXM-180GB": "b200_sxm",
     "NVIDIA GH200 Grace Hopper Superchip 96GB": "gh200",
+    "NVIDIA GH200 Grace Hopper Superchip 144GB": "gh200_144gb",
     "NVIDIA L40S": "l40s",
     "NVIDIA GeForce RTX 4090": "rtx_4090",
     "AMD Instinct MI300X-NPS1-SPX-192GB-750W": "mi300x",

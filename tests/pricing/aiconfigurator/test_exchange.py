@@ -79,6 +79,13 @@ def test_redundant_experts_even_out_ranks() -> None:
     assert placed_excess(8, 0, 8) > 0.4  # one expert a rank: nothing to place
 
 
+@pytest.mark.parametrize(("ranks", "counted"), [(32, 1.109), (36, 1.115)])
+def test_the_busiest_rank_of_placed_experts_has_the_load_that_was_counted(ranks: int, counted: float) -> None:
+    """DeepSeek-R1 with 288 copies, 1,024 choices on each rank on average (TensorRT-LLM, part 1, table 1)."""
+    sites = np.array([1024.0 * ranks / 8]), np.array([256.0]), np.array([8.0]), np.array([float(ranks)])
+    assert busiest_load(*sites, 32) == pytest.approx(counted, abs=0.001)
+
+
 def test_experts_are_placed_by_their_load_without_copies_too() -> None:
     """Eight experts a rank can be balanced among themselves; what chance leaves stays."""
     sites = np.array([512.0]), np.array([256.0]), np.array([8.0]), np.array([32.0])
