@@ -289,6 +289,9 @@ class EngineSettings(schema.Schema):
     two_batch_overlap: bool | None = None
     """Compute a step in two halves, so that one computes while DeepEP exchanges the tokens of the other [enable-dbo,
     enable-two-batch-overlap]."""
+    single_batch_overlap: bool | None = None
+    """Combine by DeepEP's low-latency kernels beside the experts' second product, and compute shared experts beside the
+    exchange of tokens [enable-single-batch-overlap]."""
     overlap_decode_tokens: schema.AtLeastOne | None = None
     """Least tokens of a rank for which a step that only decodes is split in two [dbo-decode-token-threshold]."""
     overlap_prefill_tokens: schema.AtLeastOne | None = None

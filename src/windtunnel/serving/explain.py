@@ -25,7 +25,14 @@ from windtunnel.serving.setup.estimators import estimator_for, shard_of
 from windtunnel.serving.setup.memory import MemoryPlan, adapter_slots, plan_memory
 from windtunnel.serving.setup.overlap import PingPong, expert_layers_share, plan_two_sides
 from windtunnel.serving.setup.speculation import drafter_of, speculation_of, with_drafter
-from windtunnel.serving.setup.step_prices import PricedLaunch, is_compute_bound, price_halves, price_launch, price_sides
+from windtunnel.serving.setup.step_prices import (
+    PricedLaunch,
+    is_compute_bound,
+    price_beside,
+    price_halves,
+    price_launch,
+    price_sides,
+)
 from windtunnel.serving.state.pools import NO_SPECULATION
 from windtunnel.units import format_count
 from windtunnel.workload.schema import Workload
@@ -91,8 +98,8 @@ class Explanation(Shown):
     pool: str = ""
     """Name of the pool whose replica computes the step; empty for a deployment without pools."""
     hidden_s: float = 0.0
-    """Time of a step in two halves for which one half computes while the other's tokens are exchanged: operators add up
-    to so much more than the device takes."""
+    """Time for which tokens are exchanged beside computing: one half of a step in two halves beside the other, or
+    single-batch overlap. Operators add up to so much more than the device takes."""
 
     @property
     def encoder_s(self) -> float:
@@ -163,11 +170,10 @@ def explain_step(
         microbatches = min(setup.parallelism.ffn.microbatches, batch.decode_requests)
         sides = each.mapped(lambda grid: grid.reshape(-1)[0])
         num_tokens = int(decode_tokens(setup.engine, -(-batch.decode_requests // microbatches))[-1])
-    engine, hidden_s, part_tokens = setup.engine, 0.0, float(num_tokens)
+    engine, part_tokens = setup.engine, float(num_tokens)
     least = engine.overlap_prefill_tokens if batch.prefill_tokens else engine.overlap_decode_tokens
-    if num_batches(engine, num_tokens, least) > 1:
+    if is_split := bool(num_batches(engine, num_tokens, least) > 1):
         microbatches, part_tokens = 2, num_tokens / 2
-        hidden_s = _hidden_s(setup, batch, num_tokens, estimator, queries)
     positions = batch.sampled + (queries - 1) * batch.decode_requests
     num_sampled = positions if batch.prefill_tokens or microbatches > 1 else num_tokens
     launches = _step_launches(shard, batch, part_tokens, num_sampled, microbatches)
@@ -191,7 +197,7 @@ def explain_step(
         unhidden_s=unhidden_s(shard, setup.engine, positions // queries),
         encoder=tuple(_explain(launch, estimator, setup) for launch in encoder),
         sides=sides,
-        hidden_s=hidden_s,
+        hidden_s=_hidden_s(setup, batch, num_tokens, estimator, queries if is_split else 0),
     )
 
 
@@ -220,8 +226,13 @@ def pool_of_step(deployment: Deployment, name: str | None, is_decode: bool | Non
 
 
 def _hidden_s(setup: Setup, batch: forward.StepBatch, num_tokens: int, estimator: Estimator, queries: int) -> float:
-    """Return what a step in two halves hides; attention of steps with prompts is left out, as in the simulator."""
-    shard, cores_s = shard_of(setup), 0.0
+    """Return what a step hides in two halves, where attention of steps with prompts is left out as in the simulator, or
+    by single-batch overlap; `queries` of a request, 0 where the step is not split."""
+    shard, cores_s, tokens = shard_of(setup), 0.0, np.array([float(num_tokens)])
+    if setup.engine.single_batch_overlap:
+        return float(price_beside(estimator, setup.device, shard, tokens).hidden_s()[0])
+    if not queries:
+        return 0.0
     if not batch.prefill_tokens:
         cores = forward.decode_launches(shard, batch.decode_requests / 2, batch.decode_context_tokens)
         priced = _verified([_explain(launch, estimator, setup) for launch in cores], shard, queries)
@@ -229,7 +240,7 @@ def _hidden_s(setup: Setup, batch: forward.StepBatch, num_tokens: int, estimator
         if (drafter := drafter_of(setup, shard)) is not None:
             drafting = forward.decode_launches(drafter, batch.decode_requests, batch.decode_context_tokens)
             cores_s += (queries - 1) / 2 * sum(price_launch(estimator, launch).total_s for launch in drafting)
-    halves = price_halves(estimator, setup.device, shard, np.array([float(num_tokens)]), np.zeros((1, 1)))
+    halves = price_halves(estimator, setup.device, shard, tokens, np.zeros((1, 1)))
     return float(halves.hidden_s(expert_layers_share(shard) * cores_s)[0])
 
 

@@ -14,7 +14,7 @@ from windtunnel.arguments import checked
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device, Node, check_node, check_reach
 from windtunnel.metrics.limits import Slo, check_limited
-from windtunnel.model.exchange import DEEPEP, MEGA_MOE
+from windtunnel.model.exchange import DEEPEP, DEEPEP_NORMAL, MEGA_MOE
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import COMPUTE, Format, Precision, computed_as
 from windtunnel.model.sampling import GREEDY, Sampling
@@ -330,7 +330,7 @@ def _check(setup: Setup) -> None:
             "engine.enable_eplb places experts on ranks by their load, and parallelism.ep is 1",
             "set parallelism.ep, or leave engine.enable_eplb out",
         )
-    if setup.engine.two_batch_overlap:
+    if setup.engine.two_batch_overlap or setup.engine.single_batch_overlap:
         check_overlap(setup.parallelism, setup.engine)
     if setup.engine.all2all_backend == MEGA_MOE:
         check_mega_moe(setup.model, setup.parallelism, setup.precision, setup.device)
@@ -480,12 +480,20 @@ def check_divided(model: ModelSpec, parallelism: Parallelism) -> None:
 
 
 def check_overlap(parallelism: Parallelism, engine: EngineSettings) -> None:
-    """Raise InputError where no exchange of tokens could run beside half a batch."""
-    is_spread = parallelism.attention_dp > 1 and parallelism.ep > 1 and parallelism.experts_tp == 1
-    if not is_spread or engine.all2all_backend not in DEEPEP:
+    """Raise InputError where no exchange of tokens could run beside computing."""
+    if engine.two_batch_overlap and engine.single_batch_overlap:
         raise InputError(
-            "engine.two_batch_overlap hides the exchange of tokens by DeepEP, and there is none here",
-            f"set parallelism.attention_dp, parallelism.ep, and engine.all2all_backend to one of {', '.join(DEEPEP)}",
+            "engine.two_batch_overlap and engine.single_batch_overlap hide the same exchange of tokens",
+            "leave one of them out",
+        )
+    name = "two_batch_overlap" if engine.two_batch_overlap else "single_batch_overlap"
+    known = [each for each in DEEPEP if engine.two_batch_overlap or each != DEEPEP_NORMAL]
+    is_spread = parallelism.attention_dp > 1 and parallelism.ep > 1 and parallelism.experts_tp == 1
+    if not is_spread or engine.all2all_backend not in known:
+        kernels = "DeepEP" if engine.two_batch_overlap else "DeepEP's low-latency kernels"
+        raise InputError(
+            f"engine.{name} hides the exchange of tokens by {kernels}, and there is none here",
+            f"set parallelism.attention_dp, parallelism.ep, and engine.all2all_backend to one of {', '.join(known)}",
         )
 
 

@@ -38,7 +38,7 @@ VLLMS_OWN = {
 }
 SGLANGS_OWN = {
     *("max_prefill_tokens", "schedule_conservativeness", "receive_interval_steps"),
-    *("encoder_cache_bytes", "encoder_cache_unit"),
+    *("encoder_cache_bytes", "encoder_cache_unit", "single_batch_overlap"),
 }
 TENSORRTS_OWN = {
     "batch_wait_timeout_iters",

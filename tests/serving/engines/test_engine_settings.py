@@ -129,6 +129,7 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "num_redundant_experts": (2, SPREAD),
     "enable_eplb": (True, SPREAD),
     "two_batch_overlap": (True, DEEPEP | {ENGINE + "overlap_decode_tokens": 1}),
+    "single_batch_overlap": (True, DEEPEP | {"model": "Qwen/Qwen1.5-MoE-A2.7B"}),
     "overlap_decode_tokens": (1, DEEPEP | {ENGINE + "two_batch_overlap": True}),
     "overlap_prefill_tokens": (100_000, DEEPEP | {ENGINE + "two_batch_overlap": True}),
     "max_num_encoder_input_tokens": (1, PICTURES),

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given
@@ -17,7 +18,7 @@ from windtunnel.serving.explain import explain_step, step_batch
 from windtunnel.serving.scenario import Setup, resolve, scenario_from
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.setup.overlap import OCCUPIED_BY_LOW_LATENCY, Halves
-from windtunnel.serving.setup.step_prices import DeployedModel, lower_steps
+from windtunnel.serving.setup.step_prices import DeployedModel, combined, lower_steps, price_steps, priced_parts
 
 times = st.floats(0.001, 10)
 NOTHING = np.zeros(1)
@@ -137,6 +138,58 @@ def test_halves_pay_where_exchanges_are_long_and_not_in_small_batches() -> None:
     assert 0.1 < gains[256] < 0.4
 
 
+def one_batch(device: str, model: str, kernels: str = "deepep_low_latency") -> Setup:
+    """A model with a shared expert, whose experts are spread over 16 ranks of SGLang with single-batch overlap."""
+    engine = {"name": "sglang", "all2all_backend": kernels, "single_batch_overlap": True, "max_num_seqs": 512}
+    deployment = {"device": device, "parallelism": {"attention_dp": 16, "ep": 16}, "engine": engine}
+    workload = {"arrivals": {"type": "burst"}, "input_tokens": 64, "output_tokens": 8, "num_requests": 1}
+    return resolve(scenario_from({"model": model, "deployment": deployment, "workload": workload}))
+
+
+FP8, NVFP4 = "deepseek-ai/DeepSeek-V3", "nvidia/DeepSeek-R1-0528-NVFP4-v2"
+
+
+@pytest.mark.parametrize(("device", "model", "down"), [("h200_sxm", FP8, 1), ("gb200", FP8, 0), ("gb200", NVFP4, 1)])
+def test_a_combine_runs_beside_what_the_engine_sets_beside_it(device: str, model: str, down: int) -> None:
+    """Down-projections where experts' kernels signal each one's end; shared experts beside the dispatch on Hopper."""
+    setup = one_batch(device, model)
+    step = explain_step(setup, step_batch(128, 2_000), PlainRoofline())
+    took: dict[str, float] = {}
+    for launch in step.launches:
+        name = "shared" if launch.name in ("shared_gate_up_proj", "shared_down_proj") else launch.name
+        took[name] = took.get(name, 0.0) + launch.total_s
+    is_hopper = device == "h200_sxm"
+    beside_dispatch_s, beside_combine_s = (took["shared"], 0.0) if is_hopper else (0.0, took["shared"])
+    beside_combine_s += down * took["experts"] / 3
+    sms = 3 / 132 if is_hopper else 32 / 152
+    hidden_s = min(beside_dispatch_s, (1 - OCCUPIED_BY_LOW_LATENCY) * took["dispatch"])
+    hidden_s += min(beside_combine_s, took["combine"] * (1 - sms))
+    assert hidden_s > 0
+    assert step.hidden_s == pytest.approx(hidden_s)
+    deployed = DeployedModel(setup.device, shard_of(setup), setup.engine, setup.max_model_len)
+    lowered = lower_steps(PlainRoofline(), deployed)
+    engine = msgspec.structs.replace(setup.engine, single_batch_overlap=False)
+    whole = lower_steps(PlainRoofline(), deployed._replace(engine=engine))
+    assert whole.cost.decode_token_s[128] - lowered.cost.decode_token_s[128] == pytest.approx(step.hidden_s)
+    assert whole.mixed_token_s[128] - lowered.mixed_token_s[128] == pytest.approx(step.hidden_s)
+
+
+def test_parts_of_a_step_with_single_batch_overlap_add_up() -> None:
+    """What is hidden is no sum of what is hidden of the parts: it is taken from their sum."""
+    setup = one_batch("gb200", NVFP4)
+    deployed = DeployedModel(setup.device, shard_of(setup), setup.engine, setup.max_model_len)
+    parts = priced_parts(PlainRoofline(), deployed, lambda op: {"sent" if op.is_communication else "computed": 1.0})
+    whole = price_steps(PlainRoofline(), deployed).lowered()
+    assert combined(parts, dict.fromkeys(parts, 1.0)).lowered().mixed_token_s == pytest.approx(whole.mixed_token_s)
+
+
+def test_single_batch_overlap_hides_low_latency_exchanges_alone() -> None:
+    with pytest.raises(InputError, match="single_batch_overlap hides the exchange of tokens by DeepEP's low-latency"):
+        one_batch("h200_sxm", FP8, "deepep_normal")
+    with pytest.raises(InputError, match=r"two_batch_overlap and engine\.single_batch_overlap hide the same"):
+        setup_of(name="sglang", single_batch_overlap=True)
+
+
 @pytest.mark.parametrize("change", [{"all2all_backend": "all_gather"}, {"all2all_backend": "nvlink_one_sided"}])
 def test_without_deepep_there_is_nothing_to_hide(change: dict[str, Any]) -> None:
     with pytest.raises(InputError, match="two_batch_overlap hides the exchange of tokens by DeepEP") as found:
@@ -158,6 +211,7 @@ WIDE = "python -m sglang.launch_server --model-path deepseek-ai/DeepSeek-V3 --tp
 def test_command_lines_say_it(command: str, decode_tokens: int | None) -> None:
     engine = read_launch_command(command).engine
     assert engine["two_batch_overlap"] is True
+    assert read_launch_command(f"{WIDE} --enable-single-batch-overlap").engine["single_batch_overlap"] is True
     assert engine.get("overlap_decode_tokens") == decode_tokens
 
 

@@ -9,11 +9,12 @@ import numpy as np
 from windtunnel.compiled.arrays import Floats
 from windtunnel.errors import InputError
 from windtunnel.hardware import Device
-from windtunnel.model.exchange import DEEPEP_NORMAL, SMS_OF_NORMAL_KERNELS, TokenExchange
+from windtunnel.model.exchange import DEEPEP_LOW_LATENCY, DEEPEP_NORMAL, SMS_OF_NORMAL_KERNELS, TokenExchange
 from windtunnel.model.feed_forward.experts import Experts
 from windtunnel.model.launches.forward import attention_side, feed_forward_side
 from windtunnel.model.memory import value_bytes
-from windtunnel.model.operators import Launch
+from windtunnel.model.operators import Gemm, Launch
+from windtunnel.model.precision import Format
 from windtunnel.model.shape import Shard
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.setup.memory import MemoryPlan, plan_memory
@@ -60,6 +61,47 @@ class Halves(NamedTuple):
         computes = self.rest_s + cores_s, self.experts_s
         exchanges = self.dispatch_s, self.combine_s
         return np.asarray(sum(np.minimum(computed, sent) for computed in computes for sent in exchanges))
+
+
+class Beside(NamedTuple):
+    """What single-batch overlap sets beside each other, in seconds of all layers, over the tokens of a step on a rank.
+
+    SGLang 0.5.23 `batch_overlap/single_batch_overlap.py`: a combine starts with the first expert whose second product
+    is done (experts of DeepGEMM on Hopper, of CuteDSL on Blackwell); shared experts run beside the dispatch on Hopper,
+    beside the combine on Blackwell. Multiprocessors that combine compute nothing.
+    """
+
+    with_dispatch_s: Floats
+    """Shared experts that run beside a dispatch."""
+    dispatch_s: Floats
+    """Computing that a dispatch has room for beside it."""
+    with_combine_s: Floats
+    """The experts' second product, and shared experts, beside a combine."""
+    combine_s: Floats
+    """Computing that a combine has room for beside it."""
+
+    def hidden_s(self) -> Floats:
+        """Return what of a step is hidden."""
+        hidden_s = np.minimum(self.with_dispatch_s, self.dispatch_s)
+        return np.asarray(hidden_s + np.minimum(self.with_combine_s, self.combine_s))
+
+
+COMBINING_SMS = {"hopper": 3, "blackwell": 32}
+"""Multiprocessors that send what single-batch overlap combines (ibid., `compute_overlap_args`)."""
+
+
+def launches_beside(launch: Launch, device: Device) -> tuple[float, ...]:
+    """Return the shares of a launch's time that count for the parts of `Beside`."""
+    is_hopper = device.architecture == "hopper"
+    if isinstance(launch.op, TokenExchange) and launch.op.name == DEEPEP_LOW_LATENCY:
+        if launch.op.op == "dispatch":
+            return 0.0, room_beside(launch, device), 0.0, 0.0
+        return 0.0, 0.0, 0.0, 1.0 - COMBINING_SMS.get(device.architecture or "", 0) / (device.num_sms or math.inf)
+    if launch.name.startswith("shared_") and isinstance(launch.op, Gemm):
+        return (1.0, 0.0, 0.0, 0.0) if is_hopper else (0.0, 0.0, 1.0, 0.0)
+    if isinstance(launch.op, Experts) and launch.op.format is (Format.FP8_BLOCK if is_hopper else Format.NVFP4):
+        return 0.0, 0.0, 1.0 / launch.op.num_matrices, 0.0
+    return 0.0, 0.0, 0.0, 0.0
 
 
 def expert_layers_share(shard: Shard) -> float:

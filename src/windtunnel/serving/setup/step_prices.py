@@ -22,7 +22,15 @@ from windtunnel.pricing.estimator import Coverage, Estimate, Estimator
 from windtunnel.pricing.roofline import machine
 from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.launches import decode_tokens, num_launches, unhidden_s
-from windtunnel.serving.setup.overlap import Halves, PingPong, expert_layers_share, part_of, room_beside
+from windtunnel.serving.setup.overlap import (
+    Beside,
+    Halves,
+    PingPong,
+    expert_layers_share,
+    launches_beside,
+    part_of,
+    room_beside,
+)
 from windtunnel.serving.state.records import StepCost
 
 NODES_PER_OCTAVE = 4
@@ -125,6 +133,8 @@ class StepPrices:
     """At `token_nodes`: the part of `token` on feed-forward devices."""
     halves: Halves | None = None
     """At `token_nodes`, and at `batch_nodes` x `context_nodes`: half a step; None where none is split in two."""
+    beside: Beside | None = None
+    """At `token_nodes`; None without single-batch overlap."""
 
     def _at_every_batch(self, grid: Floats) -> Floats:
         """Interpolate a grid over `batch_nodes` at every number of requests."""
@@ -158,10 +168,16 @@ class StepPrices:
         padded = np.minimum(-(-tokens // self.queries), tokens.size - 1)
         return {"waiting_attention_s": self._at_every_batch(waiting), "padded_requests": padded}
 
+    @property
+    def beside_hidden_s(self) -> Floats:
+        """At `token_nodes`: what single-batch overlap hides of `token`."""
+        return np.zeros(self.token_nodes.size) if self.beside is None else self.beside.hidden_s()
+
     def _split_in_two(self, least_tokens: int | None) -> tuple[Split, Floats]:
         """Return `token` and `group` where steps of at least so many tokens are computed in halves."""
         if self.halves is None:
-            return self.token, self.group
+            hidden_s, (all_s, communication_s, compute_s) = self.beside_hidden_s, self.token
+            return (all_s - hidden_s, communication_s - hidden_s, compute_s), self.group - hidden_s
         halves, hidden_s = self.halves, self.halves.hidden_s()
         is_split = self.token_nodes >= (least_tokens or 1)
         both = (2 * halves.token_s - hidden_s, 2 * halves.communication_s - hidden_s, 2 * halves.compute_s)
@@ -309,6 +325,7 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
         sides=sides,
         ffn=ffn,
         halves=None if cores is None else price_halves(estimator, device, shard, tokens, cores),
+        beside=price_beside(estimator, device, shard, tokens) if engine.single_batch_overlap else None,
     )
 
 
@@ -321,6 +338,16 @@ def price_halves(estimator: Estimator, device: Device, shard: Shard, tokens: Flo
     seconds["rest"] = seconds["rest"] * expert_layers_share(shard)
     group = pricer.total(launch for launch in launches if launch.name in GROUP_LAUNCHES)[0]
     return Halves._make([*pricer.total(launches), group, *seconds.values(), cores_s])
+
+
+def price_beside(estimator: Estimator, device: Device, shard: Shard, tokens: Floats) -> Beside:
+    """Price what single-batch overlap sets beside each other in steps with so many tokens on a rank."""
+    pricer, parts = _Pricer(estimator, device), np.zeros((len(Beside._fields), tokens.size))
+    for launch in forward.token_launches(shard, tokens):
+        shares = launches_beside(launch, device)
+        if any(shares):
+            parts += np.outer(shares, pricer.total([launch])[0])
+    return Beside._make(parts)
 
 
 ATTAINED = 0.87
@@ -426,8 +453,8 @@ def combined(parts: Mapping[str, StepPrices], weights: Mapping[str, float]) -> S
         seconds, communication, compute = (total(lambda part, i=i: of(part)[i]) for i in range(3))  # type: ignore[misc]
         return seconds, communication, compute
 
-    def halved(place: int) -> Floats:
-        return total(lambda part: part.halves[place] if part.halves is not None else np.zeros(0))
+    def fields(of: Callable[[StepPrices], Halves | Beside | None]) -> Iterable[Floats]:
+        return (total(lambda part, i=i: of(part)[i]) for i in range(len(of(first) or ())))  # type: ignore[misc,index]
 
     return replace(
         first,
@@ -437,7 +464,8 @@ def combined(parts: Mapping[str, StepPrices], weights: Mapping[str, float]) -> S
         decode=total(lambda part: part.decode),
         prefill=total(lambda part: part.prefill),
         waiting=None if first.waiting is None else total(lambda part: np.asarray(part.waiting)),
-        halves=None if first.halves is None else Halves._make(map(halved, range(len(first.halves)))),
+        halves=None if first.halves is None else Halves._make(fields(lambda part: part.halves)),
+        beside=None if first.beside is None else Beside._make(fields(lambda part: part.beside)),
     )
 
 
