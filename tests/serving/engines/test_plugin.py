@@ -19,7 +19,7 @@ from windtunnel.serving.deployment import EngineSettings
 from windtunnel.serving.engines.command_line import NO_COMMAND
 from windtunnel.serving.engines.contract import Behaviour, Engine, behaviour_of, engine_of
 from windtunnel.serving.engines.defaults import with_defaults
-from windtunnel.serving.engines.launches import num_launches
+from windtunnel.serving.engines.launches import graph_sizes, num_launches
 from windtunnel.serving.scenario import Scenario, resolve, scenario_from
 from windtunnel.serving.setup.estimators import shard_of
 from windtunnel.serving.simulate import simulate
@@ -197,3 +197,13 @@ def test_a_package_without_its_files_is_told_which_is_missing(tmp_path: Path) ->
         pytest.raises(InputError, match=f"the installed engine 'bare' has no defaults.yaml in {tmp_path}"),
     ):
         with_defaults(EngineSettings(name="bare"), catalog.device("a40"))
+
+
+@pytest.mark.parametrize("sizes", [64, ["many"], [0, 1], None])
+@pytest.mark.usefixtures("toy")
+def test_sizes_of_graphs_are_numbers(sizes: object, monkeypatch: pytest.MonkeyPatch) -> None:
+    engine = replace(engine_of("toy"), captured_sizes=lambda _settings: sizes)  # type: ignore[arg-type, return-value]
+    monkeypatch.setattr("windtunnel.serving.engines.launches.engine_of", lambda _name: engine)
+    with pytest.raises(InputError, match=r"captured_sizes of the engine 'toy' returned ") as found:
+        graph_sizes(EngineSettings(name="toy", max_cudagraph_capture_size=64))
+    assert "batch sizes" in str(found.value.hint)

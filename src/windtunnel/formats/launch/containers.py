@@ -37,6 +37,8 @@ APART = ("image", "initContainers", "leaderTemplate", "workerTemplate")
 
 COUNTS = ("replicas", "replicaCount", "scale", "minReplicas", "num_replicas", "min_replicas")
 """Keys of the number of copies."""
+SCALER = ":scaler"
+"""Key of the autoscaler that another document holds."""
 NAMELESS = ("items", "services", "servingEngineSpec", "modelSpec")
 """Keys that name no object."""
 
@@ -71,6 +73,8 @@ class Command:
     """GPU that the pod's nodes are selected by, as their label names it; empty where none is said."""
     scaling: str = ""
     """What a container's autoscaling says of its number, where that is not one number above zero."""
+    scaler: dict[str, Any] = field(default_factory=dict)
+    """The autoscaler that says it."""
     routing: str = ""
     """The router's `routingLogic`, of vLLM's production stack; empty where none is said."""
 
@@ -134,7 +138,7 @@ def _add_autoscalers(documents: list[Any]) -> None:
         name = table(scaler.get("scaleTargetRef")).get("name")
         for document in map(table, documents):
             if table(document.get("metadata")).get("name") == name and document.get("kind") not in kinds:
-                table(document.get("spec")).update(_bounds(scaler))
+                table(document.get("spec")).update(_bounds(scaler) | {SCALER: scaler})
 
 
 def _bounds(scaler: Mapping[str, Any]) -> dict[str, Any]:
@@ -323,9 +327,11 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
 
 def _with_replicas(around: Command, node: Mapping[str, Any]) -> Command:
     """Return a command with the replicas that a table says; of those that come and go the fewest, and one at least."""
+    scaler = table(node.get("autoscaling_config")) or table(node.get(SCALER))
     node = {**node, **table(node.get("autoscaling_config"))}
-    for scaler in map(table, (node.get("autoscaling"), node.get("keda"))):  # of Helm charts
-        node |= _bounds(scaler) if scaler.get("enabled") is True else {}
+    for each in map(table, (node.get("autoscaling"), node.get("keda"))):  # of Helm charts
+        if each.get("enabled") is True:
+            scaler, node = each, node | _bounds(each)
     counts = [*(node.get(key) for key in COUNTS), table(node.get("deploy")).get("replicas")]
     given = next((count for count in counts if count is not None), None)
     if given is None:
@@ -333,9 +339,8 @@ def _with_replicas(around: Command, node: Mapping[str, Any]) -> Command:
     copies = max(_whole("replicas", given), _whole("minReplicas", node.get("minReplicas") or 0))
     limits = [f"{key} {value}" for key, value in node.items() if re.fullmatch("m(in|ax)_?[rR]eplicas", str(key))]
     taken = f"{', '.join(limits) or 'replicas 0'}: {format_count(copies or 1, 'replica')} taken"
-    another = "--set deployment.replicas=... gives another number, deployment.autoscaling and start_s simulate a fleet"
-    says = f"{taken}; {another}" if not copies or limits[1:] else ""
-    return replace(around, replicas=copies or 1, scaling=says)
+    says = taken if not copies or limits[1:] else ""
+    return replace(around, replicas=copies or 1, scaling=says, scaler=scaler)
 
 
 def _with_groups(workload: dict[str, Any], image: str = "") -> dict[str, Any]:

@@ -22,6 +22,7 @@ from windtunnel import catalog
 from windtunnel.errors import InputError
 from windtunnel.files import is_file, is_folder, read_text
 from windtunnel.formats.launch import shell
+from windtunnel.formats.launch.autoscalers import scaling_remark
 from windtunnel.formats.launch.containers import VISIBLE_DEVICES, Command, commands_of, parsed, table
 from windtunnel.formats.launch.loads import client_load, recipe_load
 from windtunnel.formats.launch.recipes import read_recipe, recipe_commands
@@ -365,7 +366,7 @@ def _note_container(reading: Reading, engine: str, server: Options, command: Com
             reading.container.append(f"the GPU {command.product} of nodeSelector is not known: --device gives one")
     if command.replicas != 1:
         deployment["replicas"] = copies * command.replicas
-    reading.container += [command.scaling] * bool(command.scaling)
+    reading.container += [scaling_remark(command)] * bool(command.scaling)
     if command.routing not in ("", "roundrobin"):
         reading.container.append(
             f"the router's logic {command.routing} is not taken: --set deployment.router=... gives one"

@@ -2,11 +2,13 @@
 
 from collections.abc import Mapping
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 
 from windtunnel.compiled.arrays import Floats, Ints
+from windtunnel.errors import InputError
 from windtunnel.model.feed_forward.experts import Experts, ExpertsFeedForward
 from windtunnel.model.launches.forward import decode_launches, head_launches, prefill_launches, token_launches
 from windtunnel.model.launches.lora import lora_launches
@@ -35,11 +37,16 @@ launches all of them behind its graph."""
 
 
 def graph_sizes(engine: EngineSettings) -> Ints:
-    """Return the decode batch sizes that have a CUDA graph, ascending; empty where graphs are off."""
+    """Return the decode batch sizes that have a CUDA graph, ascending; empty where graphs are off. InputError for what
+    `captured_sizes` of the user's own engine returns in place of them."""
     if engine.cudagraph_sizes is not None:
         return np.array(sorted(engine.cudagraph_sizes), np.int64)
     sizes = engine_of(engine.name).captured_sizes(engine) if engine.max_cudagraph_capture_size else ()
-    return np.array(sizes, np.int64)
+    try:
+        return np.array(sorted(msgspec.convert(sizes, list[Annotated[int, msgspec.Meta(ge=1)]])), np.int64)
+    except msgspec.ValidationError:
+        told = f"captured_sizes of the engine {engine.name!r} returned {sizes!r:.60}"
+        raise InputError(told, "return the batch sizes that have a graph, each at least 1") from None
 
 
 def decode_tokens(engine: EngineSettings, limit: int, queries: int = 1) -> Ints:
