@@ -159,7 +159,7 @@ def test_a_gpu_is_not_given_the_name_of_another(monkeypatch: pytest.MonkeyPatch)
     assert device_of("h200_sxm", "cuda", "cuda_event").architecture == "hopper"
     with pytest.raises(InputError, match=r"h100_sxm is .* \(hopper, 132 SMs, 79.6 GiB\), and the GPU here") as refused:
         device_of("h100_sxm", "cuda", "cuda_event")
-    assert refused.value.hint == "by these figures it is h200_nvl or h200_sxm"
+    assert refused.value.hint == "by these figures it is gh200_144gb or h200_nvl or h200_sxm"
     monkeypatch.setitem(sys.modules, "torch", gpu(name="MIG 3g.71gb", multi_processor_count=60, total_memory=71 << 30))
     with pytest.raises(InputError, match="60 SMs"):
         device_of("h200_sxm", "cuda", "cuda_event")
