@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import yaml
 
+from windtunnel.errors import InputError
 from windtunnel.formats.launch.autoscalers import rule_of
 from windtunnel.formats.launch.read import read_launch_command
 from windtunnel.serving.deployment import TargetScaling
@@ -53,9 +54,10 @@ def test_a_rule_is_read(scaler: str, rule: dict[str, Any]) -> None:
             "triggers: [{metricType: Value, metadata: {query: 'vllm:num_requests_waiting', threshold: 5}}]",
             "the value of",
         ),
-        ("triggers: [{metadata: {query: 'vllm:num_requests_waiting', threshold: many}}]", "target is 'many'"),
+        ("triggers: [{metadata: {query: 'vllm:num_requests_waiting', threshold: many}}]", "is 'many'"),
+        ("triggers: [{metadata: {query: 'sum(vllm:kv_cache_usage_perc)', threshold: 80}}]", "is 80"),
         ("triggers: [{type: cron}, {type: cpu}]", "2 metrics"),
-        ("{minReplicas: 2, maxReplicas: 3}", "a metric that is not said"),
+        ("{minReplicas: 2, maxReplicas: 3}", "its metric is not said"),
     ],
 )
 def test_what_no_scenario_has_is_said(scaler: str, why_not: str) -> None:
@@ -75,4 +77,10 @@ def test_the_remark_names_what_simulates_the_fleet() -> None:
     scaling = msgspec.convert(yaml.safe_load(given.removeprefix("deployment.autoscaling=")), TargetScaling)
     assert (scaling.metric, scaling.target, scaling.min_replicas, scaling.max_replicas) == ("waiting", 5, 1, 9)
     (remark,) = read_launch_command(f"{server}\n---\nkind: ScaledObject\nspec: {{{bounds}}}\n").remarks
-    assert "it scales by a metric that is not said" in remark
+    assert "; its metric is not said; --set deployment.replicas" in remark
+
+
+def test_bounds_of_replicas_are_numbers() -> None:
+    pod = "spec: {containers: [{image: 'vllm/vllm-openai:v0.19.1', args: [--model, Qwen/Qwen3-8B]}]}"
+    with pytest.raises(InputError, match="maxReplicas is 'eight'"):
+        read_launch_command(f"spec: {{minReplicas: 1, maxReplicas: eight, template: {{{pod}}}}}")

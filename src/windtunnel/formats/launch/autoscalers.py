@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -28,11 +29,11 @@ def scaling_remark(command: Command) -> str:
     rule, scaler = rule_of(command.scaler), command.scaler
     ends = {end: [scaler.get(key) for key in keys if scaler.get(key) is not None] for end, keys in BOUNDS.items()}
     if not rule.settings or not ends["max_replicas"]:
-        why = f"it scales by {rule.why_not}, which no scenario has; " if scaler and rule.why_not else ""
-        another = "--set deployment.replicas=... gives another number"
-        return f"{command.scaling}; {why}{another}, deployment.autoscaling and start_s simulate a fleet"
-    bounds = {end: counts[0] or 1 for end, counts in ends.items() if counts}
-    given = {"type": "target", **rule.settings, **bounds}
+        another = (
+            "--set deployment.replicas=... gives another number, deployment.autoscaling and start_s simulate a fleet"
+        )
+        return "; ".join([command.scaling, *([rule.why_not] if scaler and rule.why_not else []), another])
+    given = {"type": "target", **rule.settings, **{end: counts[0] or 1 for end, counts in ends.items() if counts}}
     text = ", ".join(f"{key}: {f'{value:g}' if isinstance(value, float) else value}" for key, value in given.items())
     fleet = f"--set deployment.start_s=90s --set 'deployment.autoscaling={{{text}}}'"
     return f"{command.scaling}; {fleet} simulates the fleet, with the time that a replica takes to start"
@@ -42,9 +43,9 @@ class Rule(NamedTuple):
     """What an autoscaler keeps at which target."""
 
     settings: dict[str, Any]
-    """Keys of `TargetScaling`; empty where it scales by what no scenario has."""
+    """Keys of `TargetScaling`; empty where no scenario can say them."""
     why_not: str = ""
-    """What that is."""
+    """Why none can."""
 
 
 def rule_of(scaler: Mapping[str, Any]) -> Rule:
@@ -57,14 +58,17 @@ def rule_of(scaler: Mapping[str, Any]) -> Rule:
         return Rule(rule | {"interval_s": 10, "scale_up_after_s": up_s, "scale_down_after_s": down_s})
     given = [*_triggers(scaler.get("triggers")), *_metrics(scaler.get("metrics"))]
     if len(given) != 1:
-        return Rule({}, f"{len(given)} metrics" if given else "a metric that is not said")
+        return Rule({}, f"it scales by {len(given)} metrics, a scenario by one" if given else "its metric is not said")
     name, target, is_of_one = given[0]
     metric = next((known for pattern, known in METRICS.items() if re.search(rf"[:_]({pattern})\b", name)), None)
     if metric is None or not is_of_one:
-        return Rule({}, name if metric is None else f"the value of {name} over all replicas")
-    if (number := re.fullmatch(r"(\d+(?:\.\d+)?)(m?)", str(target))) is None:
-        return Rule({}, f"{name}, whose target is {target!r:.30}")
-    rule = {"metric": metric, "target": float(number[1]) / (1000 if number[2] else 1)}
+        what = name if metric is None else f"the value of {name} over all replicas"
+        return Rule({}, f"it scales by {what}, which no scenario has")
+    number = re.fullmatch(r"(\d+(?:\.\d+)?)(m?)", str(target))
+    value = float(number[1]) / (1000 if number[2] else 1) if number else 0.0
+    if not 0.0 < value <= (1.0 if metric == "kv_use" else math.inf):
+        return Rule({}, f"the target of {name} is {target!r:.30}")
+    rule = {"metric": metric, "target": value}
     advanced = table(table(scaler.get("advanced")).get("horizontalPodAutoscalerConfig"))
     behavior = table(scaler.get("behavior") or advanced.get("behavior"))
     for direction, key in (("scaleUp", "scale_up_after_s"), ("scaleDown", "scale_down_after_s")):

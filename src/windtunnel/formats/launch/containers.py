@@ -337,7 +337,8 @@ def _with_replicas(around: Command, node: Mapping[str, Any]) -> Command:
     if given is None:
         return around
     copies = max(_whole("replicas", given), _whole("minReplicas", node.get("minReplicas") or 0))
-    limits = [f"{key} {value}" for key, value in node.items() if re.fullmatch("m(in|ax)_?[rR]eplicas", str(key))]
+    ends = {key: value for key, value in node.items() if re.fullmatch("m(in|ax)_?[rR]eplicas", str(key))}
+    limits = [f"{key} {_whole(key, value)}" for key, value in ends.items() if value is not None]
     taken = f"{', '.join(limits) or 'replicas 0'}: {format_count(copies or 1, 'replica')} taken"
     says = taken if not copies or limits[1:] else ""
     return replace(around, replicas=copies or 1, scaling=says, scaler=scaler)

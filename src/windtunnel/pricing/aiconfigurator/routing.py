@@ -28,12 +28,9 @@ GINI_OF_RANDOM = 0.38
 """The same of random token ids."""
 
 DRIFT = 0.10
-"""How far the load of a copy of an expert strays in a step from what it was placed by, over the mean.
-
-With it the busiest of 32 and of 36 ranks, with 288 copies of DeepSeek-R1's experts, has the 1.109 and 1.115 times the
-mean that TensorRT-LLM counted, layer by layer and step by step ("Scaling Expert Parallelism in TensorRT-LLM", part 1,
-table 1: on average 1,024 choices on each rank).
-"""
+"""How far the load of a copy of an expert strays in a step from what it was placed by, over the mean. With it the
+busiest of 32 and of 36 ranks has the 1.109 and 1.115 times the mean that TensorRT-LLM counted for 288 copies of
+DeepSeek-R1's experts ("Scaling Expert Parallelism in TensorRT-LLM", part 1, table 1: 1,024 choices a rank)."""
 
 
 def _variation(gini: float) -> float:

@@ -67,8 +67,8 @@ class Beside(NamedTuple):
     """What single-batch overlap sets beside each other, in seconds of all layers, over the tokens of a step on a rank.
 
     SGLang 0.5.23 `batch_overlap/single_batch_overlap.py`: a combine starts with the first expert whose second product
-    is done (experts of DeepGEMM on Hopper, of CuteDSL on Blackwell); shared experts run beside the dispatch on Hopper,
-    beside the combine on Blackwell. Multiprocessors that combine compute nothing.
+    is done (experts of CuteDSL on Blackwell, of DeepGEMM elsewhere); shared experts run beside the combine on
+    Blackwell, beside the dispatch elsewhere. Multiprocessors that combine compute nothing.
     """
 
     with_dispatch_s: Floats
@@ -82,24 +82,24 @@ class Beside(NamedTuple):
 
     def hidden_s(self) -> Floats:
         """Return what of a step is hidden."""
-        hidden_s = np.minimum(self.with_dispatch_s, self.dispatch_s)
-        return np.asarray(hidden_s + np.minimum(self.with_combine_s, self.combine_s))
+        return np.minimum(self.with_dispatch_s, self.dispatch_s) + np.minimum(self.with_combine_s, self.combine_s)
 
 
-COMBINING_SMS = {"hopper": 3, "blackwell": 32}
+BLACKWELLS_COMBINING_SMS, COMBINING_SMS = 32, 3
 """Multiprocessors that send what single-batch overlap combines (ibid., `compute_overlap_args`)."""
 
 
 def launches_beside(launch: Launch, device: Device) -> tuple[float, ...]:
     """Return the shares of a launch's time that count for the parts of `Beside`."""
-    is_hopper = device.architecture == "hopper"
+    is_blackwell = device.architecture == "blackwell"
     if isinstance(launch.op, TokenExchange) and launch.op.name == DEEPEP_LOW_LATENCY:
         if launch.op.op == "dispatch":
             return 0.0, room_beside(launch, device), 0.0, 0.0
-        return 0.0, 0.0, 0.0, 1.0 - COMBINING_SMS.get(device.architecture or "", 0) / (device.num_sms or math.inf)
+        combining = BLACKWELLS_COMBINING_SMS if is_blackwell else COMBINING_SMS
+        return 0.0, 0.0, 0.0, 1.0 - combining / (device.num_sms or math.inf)
     if launch.name.startswith("shared_") and isinstance(launch.op, Gemm):
-        return (1.0, 0.0, 0.0, 0.0) if is_hopper else (0.0, 0.0, 1.0, 0.0)
-    if isinstance(launch.op, Experts) and launch.op.format is (Format.FP8_BLOCK if is_hopper else Format.NVFP4):
+        return (0.0, 0.0, 1.0, 0.0) if is_blackwell else (1.0, 0.0, 0.0, 0.0)
+    if isinstance(launch.op, Experts) and launch.op.format is (Format.NVFP4 if is_blackwell else Format.FP8_BLOCK):
         return 0.0, 0.0, 1.0 / launch.op.num_matrices, 0.0
     return 0.0, 0.0, 0.0, 0.0
 

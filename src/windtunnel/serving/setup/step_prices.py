@@ -168,15 +168,11 @@ class StepPrices:
         padded = np.minimum(-(-tokens // self.queries), tokens.size - 1)
         return {"waiting_attention_s": self._at_every_batch(waiting), "padded_requests": padded}
 
-    @property
-    def beside_hidden_s(self) -> Floats:
-        """At `token_nodes`: what single-batch overlap hides of `token`."""
-        return np.zeros(self.token_nodes.size) if self.beside is None else self.beside.hidden_s()
-
     def _split_in_two(self, least_tokens: int | None) -> tuple[Split, Floats]:
         """Return `token` and `group` where steps of at least so many tokens are computed in halves."""
         if self.halves is None:
-            hidden_s, (all_s, communication_s, compute_s) = self.beside_hidden_s, self.token
+            hidden_s = 0.0 if self.beside is None else self.beside.hidden_s()
+            all_s, communication_s, compute_s = self.token
             return (all_s - hidden_s, communication_s - hidden_s, compute_s), self.group - hidden_s
         halves, hidden_s = self.halves, self.halves.hidden_s()
         is_split = self.token_nodes >= (least_tokens or 1)
