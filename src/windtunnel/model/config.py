@@ -23,6 +23,7 @@ from windtunnel.model.shape import (
     LayerGroup,
     LayerInputs,
     ModelSpec,
+    NgramTables,
     attention_kinds,
     feed_forward_kinds,
 )
@@ -35,6 +36,8 @@ ROTARY_SHARES = ("partial_rotary_factor", "rotary_pct", "rope_pct")
 """Keys of the rotated share of a head."""
 _BLOCK_LETTERS = {"M": "mamba", "*": "attention", "-": "mlp", "E": "moe"}
 """Letters of `hybrid_override_pattern` (`configuration_nemotron_h.py` of nvidia/Nemotron-H-56B-Base-8K)."""
+_DRAFTER = "dspark_"
+"""Beginning of keys of layers that draft (DSpark)."""
 _MULTIMODAL = ("ForConditionalGeneration", "ForVision2Seq")
 _SCORING, _MASKED = "ForSequenceClassification", "ForMaskedLM"
 _GENERATIVE = ("ForCausalLM", "LMHeadModel", *_MULTIMODAL)
@@ -122,6 +125,7 @@ def read_config(
         residual_streams=reader.count("hc_mult", default=1),
         earlier_blocks=_earlier_blocks(reader),
         layer_inputs=_layer_inputs(reader),
+        ngram_tables=_ngram_tables(reader),
         rotary_values=_rotary_values(reader, [part for part, _ in layers if part]),
         unknown_type=own_type if LIKE in config else "",
     )
@@ -146,7 +150,7 @@ def _refuse_unread(reader: ConfigReader) -> None:
     """Raise InputError for a key that by its name decides the shape of attention or experts, and that nothing reads."""
     known = reader.asked.union(KNOWN.aliases, *KNOWN.aliases.values())
     for key, value in reader.raw.items():
-        if value and key not in known and _DECIDING.search(str(key)):
+        if value and key not in known and _DECIDING.search(str(key)) and not str(key).startswith(_DRAFTER):
             raise InputError(
                 f"{reader.name}: {key} is {value!r:.60}; this key is not known and may shape attention or experts",
                 "if it does not change the layers, leave it out of a copy of config.json",
@@ -166,7 +170,23 @@ def _stretched(reader: ConfigReader) -> int:
     return max(int(number_of("original_max_position_embeddings", first or longest, 2**40, reader.name) * factor), 1)
 
 
+def _ngram_tables(reader: ConfigReader) -> NgramTables | None:
+    """Return the tables that `engram_layer_ids` look up: for n-grams of 2 to `engram_max_ngram_size` tokens each head
+    has its row."""
+    layers = reader.numbers("engram_layer_ids")
+    if not layers:
+        return None
+    return NgramTables(
+        num_layers=len(layers),
+        num_rows=sum(reader.numbers("engram_num_embeddings")),
+        num_columns=reader.count("engram_n_heads") * (reader.count("engram_max_ngram_size", minimum=2) - 1),
+        width=reader.count("engram_head_dim"),
+    )
+
+
 def _prediction_layers(reader: ConfigReader) -> int | None:
+    if reader.raw.get(f"{_DRAFTER}block_size"):
+        return 0  # DSpark drafts a block of tokens in one pass of other layers: not modelled
     given, known = reader.first("num_nextn_predict_layers"), reader.architecture.prediction_layers
     return known if given[1] is None else reader.count("num_nextn_predict_layers", minimum=0)
 

@@ -43,6 +43,9 @@ def weight_bytes(shard: Shard) -> float:
         table, split, whole = inputs.parameters(model.hidden_size, model.num_layers)
         layer_bits += (whole + split / shard.tp) * shard.bits("weights")
         ends += table * value_bytes(shard)
+    if ngrams := model.ngram_tables:
+        layer_bits += ngrams.parameters(model) * shard.bits("weights")
+        positions += 0.0 if shard.ngrams_on_host else ngrams.num_rows * ngrams.row_bytes / shard.num_group_ranks
     return layer_bits / 8 * shard.stage_fraction + ends / shard.tp + positions + score
 
 

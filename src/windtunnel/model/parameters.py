@@ -8,7 +8,8 @@ from windtunnel.model.shape import FeedForwardParameters, ModelSpec
 
 @dataclass(frozen=True)
 class ParameterCount:
-    """Numbers of parameters over all layers. Multi-token-prediction layers and vision towers are not counted."""
+    """Numbers of parameters over all layers. Multi-token-prediction layers, vision towers and tables of n-grams are not
+    counted."""
 
     embedding: int
     """Token table, position table where positions are learned, and the table of layers' own inputs."""
@@ -18,7 +19,7 @@ class ParameterCount:
     """Projections and their biases, sinks, short convolutions and decay rates; not the norms."""
     feed_forward: FeedForwardParameters
     norms: int
-    """Norms, and the weights of hyper-connections and of layers' own inputs."""
+    """Norms, and the weights of hyper-connections, of layers' own inputs and of what they look up."""
 
     @property
     def total(self) -> int:
@@ -51,6 +52,7 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
         norms=norm
         + _mixing_parameters(model)
         + sum(inputs[1:])
+        + (model.ngram_tables.parameters(model) if model.ngram_tables else 0)
         + sum(group.num_layers * group.num_norms * norm for group in model.layers)
         + inner_norms,
     )

@@ -290,10 +290,10 @@ def _fp8_format(block_size: Any, model: str) -> Format:
     if block_size is None:
         return Format.FP8
     sizes = re.findall(r"[-\d.]+", str(block_size))  # a list, or text such as 128x128
-    if sizes == ["1", "32"]:
+    if sizes in (["1", "32"], ["32", "32"]):  # engines repeat a block's scale for its rows (vLLM 0.33 deepseek_v41)
         return Format.MXFP8
     if sizes != ["128", "128"]:
-        raise InputError(f"{model}: weight_block_size is {block_size!r}; allowed: [128, 128], [1, 32]", _HINT)
+        raise InputError(f"{model}: weight_block_size is {block_size!r}; allowed: [128, 128], [32, 32], [1, 32]", _HINT)
     return Format.FP8_BLOCK
 
 

@@ -6,7 +6,7 @@ A kind is one module of `model/attention/` or `model/feed_forward/`, or of an in
 """
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import astuple, dataclass
+from dataclasses import astuple, dataclass, replace
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
@@ -110,6 +110,11 @@ class Attention(LayerKind):
     @property
     def window_tokens(self) -> int | None:
         """Sliding window; None keeps every token."""
+        return None
+
+    @property
+    def tail_tokens(self) -> int | None:
+        """Last tokens of a prompt that later layers and steps read, where engines may leave out the others."""
         return None
 
     @property
@@ -353,6 +358,47 @@ class LayerInputs(Schema):
         yield shard.elementwise("layer_input_gate", num_tokens, 3 * self.size * BF16_BYTES)
 
 
+class NgramTables(Schema):
+    """Tables of n-grams that some layers look up and add to the streams of the residual (Engram of DeepSeek-V4.1;
+    vLLM 0.33 `models/deepseek_v41/common/engram.py`, SGLang `layers/engram.py`)."""
+
+    num_layers: int
+    num_rows: int
+    """Rows of the tables of all layers, in fp8 with a scale of one byte for 32 values."""
+    num_columns: int
+    """Rows of a layer's table that a token looks up: one for each head of each length of n-grams."""
+    width: int
+    """Values of a row."""
+
+    def _projected(self, model: "ModelSpec") -> tuple[int, int]:
+        """Return the (outputs, inputs) of a layer's projection: a key for each stream, and a value."""
+        return model.hidden_size * (model.residual_streams + 1), self.num_columns * self.width
+
+    def parameters(self, model: "ModelSpec") -> int:
+        """Count all parameters but the tables': projections, and norms of keys and queries of each stream."""
+        outputs, inputs = self._projected(model)
+        return self.num_layers * (outputs * inputs + 2 * model.residual_streams * model.hidden_size)
+
+    @property
+    def row_bytes(self) -> float:
+        return self.width + self.width / 32
+
+    def launches(self, shard: "Shard", num_tokens: Size) -> Iterator[Launch]:
+        """Yield what the layers compute of it: each rank looks up its rows, their sum is projected on every rank and
+        gated into the streams."""
+        outputs, inputs = self._projected(shard.model)
+        streams = shard.model.residual_streams * shard.model.hidden_size * BF16_BYTES
+        ranks = shard.num_group_ranks
+        looked_up = self.num_columns * (self.row_bytes / ranks + self.width * BF16_BYTES)
+        yield replace(shard.elementwise("ngram_lookup", num_tokens, looked_up), count=self.num_layers)
+        if ranks > 1:
+            message = num_tokens * shard.parallelism.attention_dp * inputs * BF16_BYTES
+            yield Launch("ngram_all_reduce", shard.collective("all_reduce", message, ranks), self.num_layers)
+        yield Launch("ngram_proj", Gemm(num_tokens, outputs, inputs, shard.precision.weights), self.num_layers)
+        gated = outputs * BF16_BYTES + 2 * streams
+        yield replace(shard.elementwise("ngram_gate", num_tokens, gated), count=self.num_layers)
+
+
 class ModelSpec(Schema):
     """A decoder-only transformer, or an encoder."""
 
@@ -394,6 +440,8 @@ class ModelSpec(Schema):
     """Hidden states of earlier blocks of layers that the norm before a part of a layer adds, on average (Kimi-K3)."""
     layer_inputs: LayerInputs | None = None
     """Inputs of its own that each layer has; None: none."""
+    ngram_tables: NgramTables | None = None
+    """Tables of n-grams that some layers look up; None: none."""
     rotary_values: int = 0
     """Cosines and sines of every position that an engine keeps in tables."""
     is_pooled: bool = False
@@ -467,6 +515,10 @@ class Shard:
     """Whether an fp8 KV cache of sparse latent attention has scales, and the rotated key in bf16."""
     compresses_in_one_block: bool = False
     """Whether one block of threads compresses the tokens of a heavily compressed one."""
+    prefills_tails: bool = False
+    """Whether layers of which only a prompt's last tokens are read later compute these alone in prefill."""
+    ngrams_on_host: bool = False
+    """Whether tables of n-grams are in the host's memory."""
     all2all_backend: str = ALL_GATHER
     """Kernels that exchange tokens between ranks with different experts, one of `model.exchange.EXCHANGES`."""
     gathers_quantised: tuple[Format, ...] = ()

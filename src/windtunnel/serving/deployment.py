@@ -317,6 +317,12 @@ class EngineSettings(schema.Schema):
     compresses_in_one_block: bool | None = None
     """Compress 128 tokens of DeepSeek-V4's cache in one block of threads (vLLM to 0.21): a step in which a request
     completes so many waits 0.3 ms in each of these layers."""
+    swa_bounded_replay: bool | None = None
+    """Compute only the last window of a prompt in layers behind the last that keeps keys of all tokens (DeepSeek-V4.1)
+    [swa-bounded-replay, enable-decoder-swa-bounded-replay]."""
+    ngram_tables_on_host: bool | None = None
+    """Keep tables of n-grams (DeepSeek-V4.1's Engram) in the host's memory, not in the devices'. That each lookup then
+    crosses PCIe is not simulated [engram-config.cpu-offload, engram-config.placement]."""
     max_num_encoder_input_tokens: schema.AtLeastOne | None = None
     """vLLM: embeddings of images that a step encodes; a prompt's chunk ends before an image beyond them. None: as many
     as `max_num_batched_tokens`, or as the largest image has."""

@@ -350,7 +350,8 @@ def _step_launches(
     With `microbatches` each computes `num_tokens`, and in a step that only decodes its part of attention. In the order
     of execution of a layer; launches that several layer groups share are one, with the sum of the counts.
     """
-    tokens = forward.token_launches(shard, num_tokens)
+    left_out = batch.num_tokens - batch.tail_tokens(shard)
+    tokens = forward.token_launches(shard, num_tokens, num_tokens - left_out)
     after_cores = next(place for place, launch in enumerate(tokens) if launch.name.endswith(_OUTPUTS))
     tokens = [replace(launch, count=launch.count * microbatches) for launch in tokens]
     cores = forward.attention_launches(shard, batch)

@@ -53,6 +53,10 @@ class CompressedCore(Batch):
     top_k: int
     compress_ratio: int
     kv_format: Format = Format.FP8
+    compresses: bool = True
+    """Whether it compresses tokens, for itself and for layers that share them."""
+    chooses: bool = False
+    """Whether an indexer scores the compressed tokens."""
 
     @staticmethod
     def projections(site: Mapping[str, float]) -> Iterator[tuple[float, float]]:
@@ -67,13 +71,13 @@ class CompressedCore(Batch):
     def read_tokens(self) -> Size:
         """Cached tokens, compressed or not, and keys of the indexer that are read from memory."""
         last = self.top_k * self.compress_ratio if self.is_chosen else 0
-        keys = self.read_within(0) * self.index_head_dim / self.head_dim if self.is_chosen else 0.0
+        keys = self.read_within(0) * self.index_head_dim / self.head_dim if self.chooses else 0.0
         return self.read_within(self.window_tokens) + (self.read_within(last) + keys) / self.compress_ratio
 
     @property
     def is_chosen(self) -> bool:
-        """Whether an indexer chooses compressed tokens."""
-        return self.compress_ratio == CHOSEN_RATIO
+        """Whether queries attend to chosen compressed tokens alone."""
+        return self.compress_ratio <= CHOSEN_RATIO
 
     @property
     def kept_pairs(self) -> Size:
@@ -88,7 +92,7 @@ class CompressedCore(Batch):
     @property
     def scored_pairs(self) -> Size:
         """Pairs of queries and compressed tokens that the indexer scores."""
-        return self.pairs_within(0) / self.compress_ratio if self.is_chosen else 0.0
+        return self.pairs_within(0) / self.compress_ratio if self.chooses else 0.0
 
     @property
     def flops(self) -> Size:
@@ -106,7 +110,7 @@ class CompressedCore(Batch):
     @property
     def num_weights(self) -> float:
         """Parameters of the compressors and of the indexer, which every rank has whole."""
-        return _whole_parameters(self, self.hidden_size)
+        return whole_parameters(self, self.hidden_size)
 
 
 @dataclass(frozen=True)
@@ -150,16 +154,17 @@ def _overlap(compress_ratio: int) -> int:
     return 2 if compress_ratio == CHOSEN_RATIO else 1
 
 
-def _whole_parameters(part: "CompressedCore | CompressedAttention", hidden_size: int) -> int:
+def whole_parameters(part: "CompressedCore | CompressedAttention", hidden_size: int) -> int:
     """Count the parameters that every rank has whole beside the down-projection: of compressors, which compute a value
-    and its weight for each token and add a weight for its place, and of the indexer."""
-    if not part.compress_ratio:
-        return 0
-    compressor = 2 * _overlap(part.compress_ratio) * hidden_size + _overlap(part.compress_ratio) * part.compress_ratio
-    if part.compress_ratio != CHOSEN_RATIO:
-        return compressor * part.head_dim
-    indexer = part.q_lora_rank * part.index_num_heads * part.index_head_dim + hidden_size * part.index_num_heads
-    return compressor * (part.head_dim + part.index_head_dim) + indexer
+    and its weight for each token and add a weight for its place, and of the indexer, in DeepSeek-V4 with a compressor
+    of its own."""
+    count, ratio = 0, part.compress_ratio
+    if part.compresses and ratio:
+        compressor = 2 * _overlap(ratio) * hidden_size + _overlap(ratio) * ratio
+        count = compressor * (part.head_dim + (part.index_head_dim if part.chooses else 0))
+    if part.chooses:
+        count += (part.q_lora_rank * part.index_head_dim + hidden_size) * part.index_num_heads
+    return count
 
 
 class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type"):
@@ -180,9 +185,13 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
     index_num_heads: int
     index_head_dim: int
     top_k: int
+    compresses: bool = True
+    """Whether it compresses tokens."""
 
     @classmethod
     def reads(cls, reader: ConfigReader, index: int) -> bool:
+        if reader.raw.get("kv_source_layer_ids") is not None:
+            return False  # layers share what they compress
         return reader.raw.get("compress_ratios") is not None or reader.raw.get("o_lora_rank") is not None
 
     @classmethod
@@ -224,10 +233,10 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
 
     @property
     def text(self) -> str:
-        return "CSA" if self.is_chosen else "HCA" if self.compress_ratio else "SWA"
+        return "CSA" if self.chooses else "HCA" if self.compress_ratio else "SWA"
 
     @property
-    def is_chosen(self) -> bool:
+    def chooses(self) -> bool:
         """Whether an indexer chooses compressed tokens."""
         return self.compress_ratio == CHOSEN_RATIO
 
@@ -241,16 +250,20 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
         down = hidden_size * (self.q_lora_rank + self.head_dim)
         up = self.q_lora_rank * heads
         output = heads // self.num_groups * outputs + outputs * hidden_size
-        return down + up + output + self.num_heads + _whole_parameters(self, hidden_size)
+        return down + up + output + self.num_heads + self.whole_parameters(hidden_size)
+
+    def whole_parameters(self, hidden_size: int) -> int:
+        """Count the parameters that every rank has whole beside the down-projection."""
+        return whole_parameters(self, hidden_size)
 
     def norm_parameters(self) -> int:
-        compressed = (self.head_dim if self.compress_ratio else 0) + (self.index_head_dim if self.is_chosen else 0)
+        compressed = (self.head_dim if self.compress_ratio else 0) + (self.index_head_dim if self.chooses else 0)
         return self.q_lora_rank + self.head_dim + compressed
 
     def repeated_parameters(self, hidden_size: int, tp: int) -> tuple[int, float]:
         """Every rank keeps the down-projection, compressors and indexer."""
         down = hidden_size * (self.q_lora_rank + self.head_dim)
-        return down + _whole_parameters(self, hidden_size), tp
+        return down + self.whole_parameters(hidden_size), tp
 
     def projections(self, shard: Shard, num_tokens: Size) -> Iterator[Launch]:
         names = ("q_kv_a_proj", "q_b_proj", "o_a_proj", "o_proj")
@@ -274,12 +287,12 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
 
     @property
     def core_name(self) -> str:
-        return "compressed_sparse_attention" if self.is_chosen else "heavily_compressed_attention"
+        return "compressed_sparse_attention" if self.chooses else "heavily_compressed_attention"
 
     def core_fields(self, shard: Shard) -> dict[str, Any]:
         """Return the dimensions of one rank. A window alone is priced with the fewest compressed tokens beside it,
         which no engine was measured without."""
-        widths = ("head_dim", "q_lora_rank", "o_lora_rank", "index_num_heads", "index_head_dim", "top_k")
+        widths = ("head_dim", "q_lora_rank", "o_lora_rank", "index_num_heads", "index_head_dim", "top_k", "compresses")
         return {
             **fields_of(self, *widths),
             "num_heads": self.num_heads // shard.tp,
@@ -287,6 +300,7 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
             "num_groups": self.num_groups // shard.tp,
             "window_tokens": self.sliding_window,
             "compress_ratio": self.compress_ratio or FEWEST_RATIO,
+            "chooses": self.chooses,
             "kv_format": shard.precision.kv_cache,
         }
 
@@ -301,7 +315,7 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
     def bytes_per_token(self, shard: Shard) -> float:
         """Return the bytes of a token's part of a compressed key, and of the indexer's key in fp8 with its scale in
         fp32; of a key where the layer has its window alone."""
-        indexed = self.index_head_dim + FP32_BYTES if self.is_chosen else 0.0
+        indexed = self.index_head_dim + FP32_BYTES if self.chooses else 0.0
         return (self._key_bytes(shard) + indexed) / max(self.compress_ratio, 1)
 
     def state_bytes(self, shard: Shard) -> float:
@@ -310,7 +324,7 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
         if not self.compress_ratio:
             return 0.0
         overlap = _overlap(self.compress_ratio)
-        width = self.head_dim + (self.index_head_dim if self.is_chosen else 0)
+        width = self.head_dim + (self.index_head_dim if self.chooses else 0)
         pending = overlap * self.compress_ratio * 2 * overlap * width * FP32_BYTES
         return self.sliding_window * self._key_bytes(shard) + pending
 

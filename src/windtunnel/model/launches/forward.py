@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
+import numpy as np
 
 from windtunnel.errors import InputError
 from windtunnel.model.launches import context_parallel
@@ -18,20 +19,28 @@ from windtunnel.model.operators import BF16_BYTES, FP32_BYTES, Collective, Gemm,
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.precision import Format
 from windtunnel.model.sampling import sampling_launches
-from windtunnel.model.shape import FeedForward, LayerGroup, Shard
+from windtunnel.model.shape import Attention, FeedForward, LayerGroup, Shard
 
 
-def token_launches(shard: Shard, num_tokens: Size) -> list[Launch]:
+def token_launches(shard: Shard, num_tokens: Size, tail_tokens: Size | None = None) -> list[Launch]:
     """Return what depends on the tokens of a step alone: all but the cores of attention and the head.
 
     Args:
         shard: the deployed model.
         num_tokens: tokens that one attention data-parallel rank computes.
+        tail_tokens: those of them that layers compute of which only prompts' tails are read later; None: all.
     """
-    layers = ((group.num_layers, _layer(shard, group, num_tokens)) for group in shard.model.layers)
+    layers = (
+        (
+            group.num_layers,
+            _layer(shard, group, num_tokens if tail_tokens is None or not _is_tail(group) else tail_tokens),
+        )
+        for group in shard.model.layers
+    )
     embedding = shard.elementwise("embedding", num_tokens, 2 * shard.model.hidden_size * BF16_BYTES)
     inputs = shard.model.layer_inputs.step_launches(shard, num_tokens) if shard.model.layer_inputs else ()
-    launches = [embedding, *shard.all_reduce("embedding_all_reduce", num_tokens), *inputs, *_repeated(layers)]
+    ngrams = shard.model.ngram_tables.launches(shard, num_tokens) if shard.model.ngram_tables else ()
+    launches = [embedding, *shard.all_reduce("embedding_all_reduce", num_tokens), *inputs, *ngrams, *_repeated(layers)]
     launches.append(shard.norm("final_norm", num_tokens, shard.precision.lm_head))
     if shard.parallelism.pp > 1:
         # Hidden states and residual go to the next stage; a rank sends its share of them.
@@ -77,7 +86,43 @@ def prefill_launches(shard: Shard, batch: Size, num_tokens: Size) -> list[Launch
     if shard.parallelism.dcp > 1:
         divided = context_parallel.prefill_launches
         return _repeated((num, divided(kind, shard, batch, num_tokens)) for num, kind in attentions)
-    return _repeated((num, kind.prefill_launches(shard, batch, num_tokens)) for num, kind in attentions)
+    return _repeated(
+        (num, kind.prefill_launches(shard, *_read_later(shard, kind, batch, num_tokens))) for num, kind in attentions
+    )
+
+
+def _is_tail(group: LayerGroup) -> bool:
+    return group.attention is not None and group.attention.tail_tokens is not None
+
+
+def _read_later(shard: Shard, kind: Attention, batch: Size, num_tokens: Size) -> tuple[Size, Size]:
+    """Return `batch` and `num_tokens` of the part of prefill chunks that layers of `kind` compute: all, or their tails.
+
+    The last r of c tokens that follow p others are a chunk of r after p + c - r, in the terms of `PrefillBatch`.
+    """
+    if not shard.prefills_tails or kind.tail_tokens is None:
+        return batch, num_tokens
+    chunk = num_tokens * np.minimum(batch, 1.0)
+    tail = np.minimum(chunk, kind.tail_tokens)
+    length = num_tokens + chunk - tail
+    return np.maximum(batch, 1.0) * tail / length, length
+
+
+def num_tail_tokens(shard: Shard, prefill_tokens: Size, length: Size) -> Size:
+    """Return the tokens of prefill chunks that are read later: of `prefill_tokens` in chunks of `length`, as in
+    `PrefillBatch`. All of them where the engine computes all."""
+    tails = [kind.tail_tokens for _, kind in shard.model.attentions if kind.tail_tokens is not None]
+    if not shard.prefills_tails or not tails:
+        return prefill_tokens
+    chunks = np.maximum(prefill_tokens / length, 1.0)
+    return np.asarray(np.minimum(prefill_tokens, chunks * max(tails)), np.float64)
+
+
+def tail_launches(shard: Shard, num_tokens: Size) -> list[Launch]:
+    """Return the part of `token_launches` in layers of which only prompts' tails are read later."""
+    return _repeated(
+        (group.num_layers, _layer(shard, group, num_tokens)) for group in shard.model.layers if _is_tail(group)
+    )
 
 
 def _repeated(layers: Iterable[tuple[int, Any]]) -> list[Launch]:
@@ -109,10 +154,18 @@ class StepBatch:
     def num_tokens(self) -> int:
         return self.decode_requests + self.prefill_tokens
 
+    def tail_tokens(self, shard: Shard) -> float:
+        """Return the tokens of the step that layers compute of which only prompts' tails are read later."""
+        if not self.prefill_tokens:
+            return self.decode_requests
+        length = 2 * self.prefill_pairs / self.prefill_tokens
+        return self.decode_requests + float(num_tail_tokens(shard, self.prefill_tokens, length))
+
 
 def forward_launches(shard: Shard, batch: StepBatch) -> list[Launch]:
     """Return a whole step, in the order of execution of its first layer."""
-    tokens, head = token_launches(shard, batch.num_tokens), head_launches(shard, batch.sampled)
+    tokens = token_launches(shard, batch.num_tokens, batch.tail_tokens(shard))
+    head = head_launches(shard, batch.sampled)
     return tokens + attention_launches(shard, batch) + head
 
 

@@ -51,6 +51,9 @@ _COMPUTED: Mapping[str, Callable[[Mapping[str, Floats]], Floats]] = {
     "chunk_tokens": lambda of: of["isl"] + 2 * of["step"],
     "chunks": lambda of: of["batch_size"] * of["isl"] / (of["isl"] + 2 * of["step"]),
     "context_tokens": lambda of: of["step"] + 1,
+    # Every layer of DeepSeek-V4 compresses for itself, and chooses of what joins four tokens.
+    "always": lambda of: np.ones_like(of["batch_size"]),
+    "one_of_four": lambda of: np.equal(of["compress_ratio"], 4).astype(np.float64),
     "groups_of_rank": lambda of: of["all_groups"] / of["tp_size"],
     "shared_heads": lambda of: np.maximum(of["num_heads"] // of["heads_per_kv_head"], 1),
     # x of every head, B and C of every group.

@@ -10,7 +10,13 @@ from windtunnel.hardware import Device
 from windtunnel.metrics.power import PowerModel, curve_of
 from windtunnel.metrics.records import Table
 from windtunnel.metrics.summary import SideUse, StageUse
-from windtunnel.model.launches.forward import decode_launches, head_launches, prefill_launches, token_launches
+from windtunnel.model.launches.forward import (
+    decode_launches,
+    head_launches,
+    num_tail_tokens,
+    prefill_launches,
+    token_launches,
+)
 from windtunnel.model.operators import Launch
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.shape import Shard
@@ -66,11 +72,12 @@ def _work_of(device: Device, shard: Shard, steps: Table, rows: slice) -> tuple[F
     # A row's context grows by a token for each request and step: its mean is half the way on.
     context = (context + decode * (count - 1) / 2) / ranks
     decode, prefill, sampled, pairs = decode / ranks, prefill / ranks, sampled / ranks, pairs / ranks
-    body_compute_s, body_memory_s = _ideal_s(device, token_launches(shard, decode + prefill))
+    length = np.maximum(2 * pairs / np.maximum(prefill, 1.0), 1.0)
+    read = decode + num_tail_tokens(shard, prefill, length)
+    body_compute_s, body_memory_s = _ideal_s(device, token_launches(shard, decode + prefill, read))
     parts = [(body_compute_s, body_memory_s, np.ones(count.size, bool))]
     some = np.maximum(decode, 1.0)
     parts.append((*_ideal_s(device, decode_launches(shard, some, np.maximum(context / some, 0.0) + 1)), decode > 0))
-    length = np.maximum(2 * pairs / np.maximum(prefill, 1.0), 1.0)
     parts.append((*_ideal_s(device, prefill_launches(shard, np.maximum(prefill, 1.0) / length, length)), prefill > 0))
     compute_s = sum((np.where(has, compute, 0.0) for compute, _, has in parts), np.zeros(count.size))
     memory_s = sum((np.where(has, memory, 0.0) for _, memory, has in parts), np.zeros(count.size))

@@ -23,7 +23,7 @@ from windtunnel.serving.deployment import Deployment, EngineSettings, Speculativ
 from windtunnel.units import whole
 from windtunnel.workload.client_load import ClientLoad
 
-Words = Mapping[str, str | None]
+Words = dict[str, str | bool | None]
 """Words that an option takes, and our name of each; None: as if the option were left out."""
 
 DEPLOYMENT = "deployment."
@@ -82,7 +82,7 @@ class Flag(Schema):
     """Path in a scenario below `deployment`, or `model`, or `precision.FORMAT`; or a word in brackets that is resolved
     once all options are known."""
     type: Literal["whole", "signed", "number", "text", "sizes", "json", "shares"] = "whole"
-    words: dict[str, str | None] | str | None = None
+    words: dict[str, str | bool | None] | str | None = None
     """Words that it takes, or the name of a list in `words.yaml`; None: any text of the type."""
     value: bool | int | str | None = None
     """Value of an option without an argument; None: it has one."""
@@ -107,7 +107,9 @@ class Flag(Schema):
     def known_words(self) -> Words | None:
         if not isinstance(self.words, str):
             return self.words
-        return catalog.entry(Path(__file__).with_name("words.yaml"), dict[str, dict[str, str | None]])[self.words]
+        return catalog.entry(Path(__file__).with_name("words.yaml"), dict[str, dict[str, str | bool | None]])[
+            self.words
+        ]
 
     def read(self, text: str) -> Any:
         """Return the value that the option's argument means; ValueError where it means none."""

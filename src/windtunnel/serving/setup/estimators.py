@@ -41,6 +41,8 @@ def shard_of(setup: Setup) -> Shard:
         tf32=bool(setup.engine.tf32),
         scaled_sparse_kv=bool(setup.engine.scaled_sparse_kv),
         compresses_in_one_block=bool(setup.engine.compresses_in_one_block),
+        prefills_tails=bool(setup.engine.swa_bounded_replay),
+        ngrams_on_host=bool(setup.engine.ngram_tables_on_host),
         all2all_backend=exchange_of(setup),
         gathers_quantised=behaviour_of(setup.engine.name).gathers_quantised,
         redundant_experts=setup.engine.num_redundant_experts or 0 if setup.model.has_experts else 0,

@@ -116,7 +116,8 @@ class StepPrices:
     chunk_nodes: Floats
     length_nodes: Floats
     prefill: Floats
-    """Prefill attention, at `chunk_nodes` x `length_nodes`."""
+    """Prefill attention, at `chunk_nodes` x `length_nodes`, less what layers leave out of `token` for tokens that no
+    other reads."""
     queries: int = 1
     """Tokens that a decode step computes for each request: more than one with speculative decoding."""
     draft: Floats | None = None
@@ -312,7 +313,8 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
         length_nodes=lengths,
         prefill=pricer.over_grid(
             chunks, lengths, lambda chunk, length: forward.prefill_launches(shard, chunk / length, length)
-        ),
+        )
+        - _left_out_s(pricer, shard, tokens, chunks, lengths),
         queries=queries,
         draft=_draft_s(pricer, drafter, queries, engine.max_num_seqs),
         longest_share=longest_share,
@@ -323,6 +325,17 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
         halves=None if cores is None else price_halves(estimator, device, shard, tokens, cores),
         beside=price_beside(estimator, device, shard, tokens) if engine.single_batch_overlap else None,
     )
+
+
+def _left_out_s(pricer: _Pricer, shard: Shard, tokens: Floats, chunks: Floats, lengths: Floats) -> Floats:
+    """Return seconds over the grid chunks x lengths of prefilled tokens that layers do not compute as nobody reads them
+    later."""
+    if not shard.prefills_tails or not (launches := forward.tail_launches(shard, tokens)):
+        return np.zeros((chunks.size, lengths.size))
+    tail_s = pricer.total(launches)[0]
+    prefilled, length = np.meshgrid(chunks, lengths, indexing="ij")
+    read = forward.num_tail_tokens(shard, prefilled, length)
+    return np.interp(prefilled, tokens, tail_s) - np.interp(read, tokens, tail_s)
 
 
 def price_halves(estimator: Estimator, device: Device, shard: Shard, tokens: Floats, cores_s: Floats) -> Halves:
