@@ -16,7 +16,7 @@ from windtunnel.serving.scenario import Scenario, Setup, resolve
 from windtunnel.serving.shorthand import scenario
 from windtunnel.serving.simulate import simulate
 
-SPLITS = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2))
+SPLITS = ((1, 1), (2, 1), (4, 1), (8, 1), (8, 2), (8, 4))
 """Tensor and pipeline parallelism, the least first."""
 
 

@@ -413,7 +413,7 @@ def test_positions_of_a_model_that_has_none_are_not_rotated() -> None:
     assert not attention.rotary
 
 
-@pytest.mark.parametrize("model_type", ["deepseek_v41", "jetmoe", "qwen4_exp", "zamba2", "rwkv"])
+@pytest.mark.parametrize("model_type", ["jetmoe", "qwen4_exp", "zamba2", "rwkv"])
 def test_layers_that_cannot_be_modelled_are_named(model_type: str) -> None:
     with pytest.raises(InputError, match=r"as in|RWKV|mixtures of attention"):
         model_from_config(TINY | {"model_type": model_type}, "refused")

@@ -56,6 +56,13 @@ PICTURES = {
     "workload.images": {"count": 2, "width": 448, "height": 448, "distinct": 8},
 }
 """Images that come again, so that there is an encoder cache."""
+TAILS = {
+    "model": "deepseek-ai/DeepSeek-V4.1-Flash",
+    "deployment.device": "b200_sxm",
+    "deployment.parallelism": {"tp": 2, "ep": 2},
+    ENGINE + "num_gpu_blocks": None,
+    ENGINE + "ngram_tables_on_host": True,
+}
 CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
     "version": ("0.1", {}),
     "scheduler": ("sarathi", {ENGINE + "enable_prefix_caching": False}),
@@ -156,6 +163,9 @@ CHANGES: dict[str, tuple[Any, dict[str, Any]]] = {
             ENGINE + "num_gpu_blocks": 50_000,
         },
     ),
+    "swa_bounded_replay": (OTHER, TAILS),
+    # With their share of the tables two devices cannot hold the model.
+    "ngram_tables_on_host": (False, TAILS),
     "lora": ({"rank": 256}, PLANNED),
     "speculative": ({"method": "ngram", "num_draft_tokens": 2, "acceptance_fraction": 0.5}, {}),
     "host.step_s": (0.1, SYNCHRONOUS),

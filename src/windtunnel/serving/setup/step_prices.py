@@ -311,10 +311,7 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
         decode=decode,
         chunk_nodes=chunks,
         length_nodes=lengths,
-        prefill=pricer.over_grid(
-            chunks, lengths, lambda chunk, length: forward.prefill_launches(shard, chunk / length, length)
-        )
-        - _left_out_s(pricer, shard, tokens, chunks, lengths),
+        prefill=_prefill_s(pricer, shard, tokens, chunks, lengths),
         queries=queries,
         draft=_draft_s(pricer, drafter, queries, engine.max_num_seqs),
         longest_share=longest_share,
@@ -327,15 +324,15 @@ def price_steps(estimator: Estimator, deployed: DeployedModel) -> StepPrices:
     )
 
 
-def _left_out_s(pricer: _Pricer, shard: Shard, tokens: Floats, chunks: Floats, lengths: Floats) -> Floats:
-    """Return seconds over the grid chunks x lengths of prefilled tokens that layers do not compute as nobody reads them
-    later."""
+def _prefill_s(pricer: _Pricer, shard: Shard, tokens: Floats, chunks: Floats, lengths: Floats) -> Floats:
+    """Return `StepPrices.prefill`; `tokens` are its `token_nodes`."""
+    cores_s = pricer.over_grid(chunks, lengths, lambda all_, each: forward.prefill_launches(shard, all_ / each, each))
     if not shard.prefills_tails or not (launches := forward.tail_launches(shard, tokens)):
-        return np.zeros((chunks.size, lengths.size))
+        return cores_s
     tail_s = pricer.total(launches)[0]
     prefilled, length = np.meshgrid(chunks, lengths, indexing="ij")
     read = forward.num_tail_tokens(shard, prefilled, length)
-    return np.interp(prefilled, tokens, tail_s) - np.interp(read, tokens, tail_s)
+    return cores_s - np.interp(prefilled, tokens, tail_s) + np.interp(read, tokens, tail_s)
 
 
 def price_halves(estimator: Estimator, device: Device, shard: Shard, tokens: Floats, cores_s: Floats) -> Halves:
