@@ -302,7 +302,7 @@ def test_a_script_is_read_command_by_command(tmp_path: Path) -> None:
     assert [command.words[0] for command in commands_of(script.read_text())] == ["nvidia-smi", "vllm", "echo"]
 
 
-TWO = DEPLOYMENT + "---\n" + DEPLOYMENT.replace("chat-70b", "chat-8b")
+TWO = DEPLOYMENT + "---\n" + DEPLOYMENT.replace("chat-70b", "chat-8b").replace("3.1-70B", "3.1-8B")
 
 
 @pytest.mark.parametrize(
@@ -342,8 +342,11 @@ def test_an_image_that_says_no_engine_is_refused_by_its_name(command: str) -> No
     [
         (TWO, "starts 2 servers: chat-70b/server, chat-8b/server"),
         (
-            STACK.replace("modelSpec:", "modelSpec: &m").replace("routerSpec:", "also: *m\nrouterSpec:"),
-            "2 servers: llama3",
+            STACK.replace(
+                "routerSpec:",
+                "    - {name: qwen, repository: vllm/vllm-openai, tag: v0.11.0, modelURL: Qwen/Qwen3-8B}\nrouterSpec:",
+            ),
+            "2 servers: llama3, qwen",
         ),
         ("vllm serve a & vllm serve b", "starts 2 servers"),
         (DEPLOYMENT.replace("vllm serve", "tgi serve"), "starts no server that is known"),
@@ -442,6 +445,18 @@ spec:
   template:
     containers:
       - {name: main, image: "vllm/vllm-openai", env: [{name: VLLM_ADDITIONAL_ARGS, value: --max-num-seqs 64}]}
+""",
+    "VLLMRuntime": """
+apiVersion: production-stack.vllm.ai/v1alpha1
+kind: VLLMRuntime
+metadata: {name: chat}
+spec:
+  model: {modelURL: Qwen/Qwen3-8B, enableTool: false, toolCallParser: "", maxNumSeqs: 64, hfTokenName: token}
+  vllmConfig: {tensorParallelSize: 2, v1: true, port: 8000, env: [{name: HF_HOME, value: /data}]}
+  deploymentConfig:
+    resources: {cpu: "5", gpu: "2"}
+    image: {registry: docker.io, name: "vllm/vllm-openai:v0.9.2"}
+# containers: none
 """,
     "llm-d": """
 modelArtifacts: {uri: "hf://Qwen/Qwen3-8B"}
@@ -873,3 +888,63 @@ def test_the_proxy_of_llm_d_is_no_server() -> None:
 def test_options_in_a_variable_with_unbalanced_quotes_are_refused() -> None:
     with pytest.raises(InputError, match="No closing quotation"):
         read_launch_command("""MORE="--hf-overrides '{" ; vllm serve llama-3.1-8b $MORE""")
+
+
+SERVER = """
+apiVersion: apps/v1
+kind: Deployment
+metadata: {{name: {name}}}
+spec:
+  replicas: {replicas}
+  template:
+    spec:
+      containers:
+        - {{name: server, image: "{image}", args: [--model, Qwen/Qwen3-8B, --max-num-seqs, "{seqs}"]}}
+"""
+
+
+def manifests(tmp_path: Path, *documents: str) -> Path:
+    file = tmp_path / "served.yaml"
+    file.write_text("---".join(documents))
+    return file
+
+
+def deployment(name: str = "a", replicas: int = 1, image: str = "vllm/vllm-openai:v0.10.2", seqs: int = 64) -> str:
+    return SERVER.format(name=name, replicas=replicas, image=image, seqs=seqs)
+
+
+def test_equal_servers_are_replicas(tmp_path: Path) -> None:
+    file = manifests(tmp_path, deployment("a", 2), deployment("b"))
+    assert read_launch_command(str(file)).raw["deployment"]["replicas"] == 3
+
+
+def test_servers_that_differ_are_refused(tmp_path: Path) -> None:
+    file = manifests(tmp_path, deployment("a"), deployment("b", seqs=32))
+    with pytest.raises(InputError, match="starts 2 servers: a/server, b/server"):
+        read_launch_command(str(file))
+
+
+@pytest.mark.parametrize(
+    ("image", "version"),
+    [
+        ("vllm/vllm-openai:v0.10.2", "0.10.2"),
+        ("registry.example.com/team/vllm-openai:v0.9.2-cu128-nixl-v0.4.1", "0.9.2"),
+        ("lmcache/vllm-openai:v0.3.9", None),  # a release of LMCache
+        ("registry.example.com/team/vllm-openai:nightly", None),
+        ("registry.example.com/team/my-vllm-openai:v0.9.2", None),
+    ],
+)
+def test_a_copy_of_an_image_has_the_version_of_its_tag(tmp_path: Path, image: str, version: str | None) -> None:
+    reading = read_launch_command(str(manifests(tmp_path, deployment(image=image))))
+    assert reading.engine.get("version") == version
+    assert any(image in line for line in reading.container) is (image != "vllm/vllm-openai:v0.10.2")
+
+
+def test_documents_of_unknown_kinds_are_named(tmp_path: Path) -> None:
+    others = (
+        "\napiVersion: example.com/v1\nkind: Scaler\nmetadata: {name: b}\nspec: {max: 9}\n",
+        "\napiVersion: v1\nkind: Service\nmetadata: {name: c}\n",
+        "\napiVersion: gateway.networking.k8s.io/v1\nkind: HTTPRoute\nmetadata: {name: d}\n",
+    )
+    reading = read_launch_command(str(manifests(tmp_path, deployment(), *others)))
+    assert "not read, of unknown kinds: Scaler b" in reading.container

@@ -37,8 +37,11 @@ APART = ("image", "initContainers", "leaderTemplate", "workerTemplate")
 
 COUNTS = ("replicas", "replicaCount", "scale", "minReplicas", "num_replicas", "min_replicas")
 """Keys of the number of copies."""
+AUTOSCALERS = ("HorizontalPodAutoscaler", "ScaledObject")
 SCALER = ":scaler"
 """Key of the autoscaler that another document holds."""
+OF_OPERATOR = ("modelURL", "enableLoRA", "enableTool", "hfTokenSecret", "hfTokenName", "env")
+"""Keys of a VLLMRuntime that are no options of its server, or that another key stands for."""
 NAMELESS = ("items", "services", "servingEngineSpec", "modelSpec")
 """Keys that name no object."""
 
@@ -77,6 +80,8 @@ class Command:
     """The autoscaler that says it."""
     routing: str = ""
     """The router's `routingLogic`, of vLLM's production stack; empty where none is said."""
+    unread: tuple[str, ...] = ()
+    """Kinds and names of documents beside it that are of no known kind."""
 
 
 def commands_in_script(text: str, about: str = "") -> list[Command]:
@@ -99,9 +104,22 @@ def commands_of(text: str, is_yaml: bool = False) -> list[Command]:
     _add_autoscalers(documents)
     maps = [document["data"] for document in map(table, documents) if isinstance(document.get("data"), dict)]
     around = Command([], files={str(name): str(content) for part in maps for name, content in part.items()})
-    found: Iterable[Command] = [command for document in documents for command in _containers(document, around)]
+    by_document = [list(_containers(document, around)) for document in documents]
+    unread = [_shown(each) for each, held in zip(documents, by_document, strict=True) if not held and _is_foreign(each)]
+    found: Iterable[Command] = [replace(each, unread=tuple(unread)) for held in by_document for each in held]
     found = found or (replace(around, words=words) for words in shell.live(_parts(text), around.environment))
     return [command for line in found for command in _unwrapped(line)]
+
+
+def _is_foreign(document: Any) -> bool:
+    """Whether a document is of a kind that neither Kubernetes nor this reader has."""
+    api, kind = str(table(document).get("apiVersion", "")), table(document).get("kind")
+    group = api.partition("/")[0] if "/" in api else ""
+    return bool(kind) and "." in group and not group.endswith(".k8s.io") and kind not in AUTOSCALERS
+
+
+def _shown(document: Mapping[str, Any]) -> str:
+    return f"{document['kind']} {table(document.get('metadata')).get('name', '')}".strip()
 
 
 def _here_documents(text: str) -> tuple[str, str]:
@@ -133,11 +151,10 @@ def _documents(text: str, is_yaml: bool) -> list[Any]:
 
 def _add_autoscalers(documents: list[Any]) -> None:
     """Add the bounds of autoscalers of Kubernetes and KEDA to the documents of the workloads that they name."""
-    kinds = ("HorizontalPodAutoscaler", "ScaledObject")
-    for scaler in (table(each.get("spec")) for each in map(table, documents) if each.get("kind") in kinds):
+    for scaler in (table(each.get("spec")) for each in map(table, documents) if each.get("kind") in AUTOSCALERS):
         name = table(scaler.get("scaleTargetRef")).get("name")
         for document in map(table, documents):
-            if table(document.get("metadata")).get("name") == name and document.get("kind") not in kinds:
+            if table(document.get("metadata")).get("name") == name and document.get("kind") not in AUTOSCALERS:
                 table(document.get("spec")).update(_bounds(scaler) | {SCALER: scaler})
 
 
@@ -287,6 +304,8 @@ def _containers(node: Any, around: Command) -> Iterator[Command]:
         return
     if node.get("kind") == "LLMInferenceService":
         node = {**node, "spec": _with_groups(table(node.get("spec")))}
+    if node.get("kind") == "VLLMRuntime":
+        node = {**node, "spec": {"modelSpec": [_as_model_spec(table(node.get("spec")))]}}
     if isinstance(services := node.get("services"), dict):  # by name, of compose and Dynamo
         named = [{"name": key, **table(part)} for key, part in services.items() if not str(key).startswith("x-")]
         node = {**node, "services": named}
@@ -361,6 +380,24 @@ def _with_groups(workload: dict[str, Any], image: str = "") -> dict[str, Any]:
     return group | {"leaderTemplate": {**template, "containers": [server]}, "size": hosts}
 
 
+def _as_model_spec(runtime: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spec of a VLLMRuntime, of the operator of vLLM's production stack, as that of its Helm chart."""
+    parts = (table(runtime.get(key)) for key in ("model", "vllmConfig", "deploymentConfig", "lmCacheConfig"))
+    model, server, deployment, cache = parts
+    image, options = table(deployment.get("image")), {**model, **server}
+    repository, _, tag = str(image.get("name", "")).rpartition(":")
+    kept = {key: value for key, value in options.items() if value not in ("", None) and key not in OF_OPERATOR}
+    return {
+        **{key: options[key] for key in ("modelURL", "enableLoRA", "env") if options.get(key)},
+        "repository": "/".join(filter(None, (str(image.get("registry", "")), repository))),
+        "tag": tag,
+        "vllmConfig": kept,
+        "lmcacheConfig": cache,
+        "replicaCount": deployment.get("replicas", 1),
+        "requestGPU": table(deployment.get("resources")).get("gpu"),
+    }
+
+
 def _served(node: Mapping[str, Any], around: tuple[str, ...]) -> tuple[str, ...]:
     """Return the words of a model, its parallelism, drafts and KV cache in host memory that a table gives beside its
     containers: of KServe's InferenceService (`model.storageUri`) and LLMInferenceService (`model.uri`, `speculator`,
@@ -389,7 +426,7 @@ def _words(node: Mapping[str, Any]) -> list[str]:
     loading = table(node.get("model_loading_config"))  # of Ray Serve, with `engine_kwargs`
     url = node.get("modelURL") or loading.get("model_source") or loading.get("model_id")
     words = ["vllm", "serve", str(url)] if url else []
-    config = dict(table(node.get("vllmConfig")))
+    config = {key: value for key, value in table(node.get("vllmConfig")).items() if key != "v1"}  # VLLM_USE_V1
     extra = [node.get("engine_kwargs"), config.pop("extraArgs", None), node.get("extraArgs")]
     if (cache := table(node.get("lmcacheConfig"))).get("enabled"):
         connector = {"kv_connector": "LMCacheConnectorV1", "kv_role": cache.get("kvRole", "kv_both")}

@@ -26,7 +26,7 @@ from windtunnel.formats.launch.autoscalers import scaling_remark
 from windtunnel.formats.launch.containers import VISIBLE_DEVICES, Command, commands_of, parsed, table
 from windtunnel.formats.launch.loads import client_load, recipe_load
 from windtunnel.formats.launch.recipes import read_recipe, recipe_commands
-from windtunnel.formats.launch.roles import PROXY, as_pools, roles_of, servers_of
+from windtunnel.formats.launch.roles import PROXY, as_pools, roles_of, says_role, servers_of
 from windtunnel.model.parallelism import Parallelism
 from windtunnel.schema import Schema, dotted, read_yaml, set_path
 from windtunnel.serving.engines.command_line import DRAFTS, PLAIN, SERVER, SPLIT, Options, Reading, Unmodelled, shares
@@ -345,6 +345,9 @@ def _note_container(reading: Reading, engine: str, server: Options, command: Com
     version = re.match(r"v?(\d+\.\d+\.\d+(?:\.?(?:post|rc|dev|a|b)\d+)?)", tag)
     if version and f"/{repository}".endswith(f"/{known}"):
         reading.set_engine(version=version[1])
+    elif version and f"/{repository}".endswith(f"/{known.rpartition('/')[2]}") and OWN_RELEASES not in repository:
+        reading.set_engine(version=version[1])
+        reading.container.append(f"the image {command.image} is taken for {engine} {version[1]}, by its tag")
     elif of_dynamo := dynamo_images().version(engine, repository, tag):
         reading.set_engine(version=of_dynamo)
         reading.container.append(f"the image {command.image} has {engine} {of_dynamo}")
@@ -367,6 +370,7 @@ def _note_container(reading: Reading, engine: str, server: Options, command: Com
     if command.replicas != 1:
         deployment["replicas"] = copies * command.replicas
     reading.container += [scaling_remark(command)] * bool(command.scaling)
+    reading.container += [f"not read, of unknown kinds: {', '.join(command.unread)}"] * bool(command.unread)
     if command.routing not in ("", "roundrobin"):
         reading.container.append(
             f"the router's logic {command.routing} is not taken: --set deployment.router=... gives one"
@@ -389,6 +393,8 @@ def servers() -> dict[str, Options]:
 
 OF_GROUP = (*VISIBLE_DEVICES, "LWS_GROUP_SIZE")
 """Variables that follow from the number of devices, which a change may change."""
+OWN_RELEASES = "lmcache/"
+"""Owner of images of an engine whose tags are releases of something else."""
 Started = tuple[str, Options, Command]
 """An engine, the options that it knows, and the words behind its program."""
 
@@ -411,6 +417,22 @@ def _file(text: str) -> tuple[Path | None, str]:
     return path / "values.yaml", ""
 
 
+def _one_of_equal(found: Sequence[Started]) -> Started | None:
+    """Return one server in place of several in containers with names of their own and the same settings, with their
+    number as its replicas; None where they differ, or are said to be one side of a deployment."""
+    commands = [command for _, _, command in found]
+    names = {command.name for command in commands if command.image and not says_role(command)}
+    if len(names) < len(commands):
+        return None
+    with suppress(InputError):
+        raws = [_read(*server, None).raw for server in found]
+        copies = [raw["deployment"].pop("replicas", 1) for raw in raws]
+        if all(raw == raws[0] for raw in raws):
+            engine, options, first = found[0]
+            return engine, options, replace(first, replicas=first.replicas * sum(copies) // copies[0])
+    return None
+
+
 def _servers_in(commands: Sequence[Command], text: str, file: Path | None) -> tuple[list[Started], list[str] | None]:
     """Return the server that the commands of a text, or of its `file`, start, and no role; or several, some of which
     prefill for others that decode, with the role of each."""
@@ -422,6 +444,8 @@ def _servers_in(commands: Sequence[Command], text: str, file: Path | None) -> tu
         found = [(engine, options, each) for engine, options, proxy in started for each in servers_of(proxy)]
     found = found or [server for command in commands for server in _assumed(known, command)]
     roles = roles_of([(command, server.port) for _, server, command in found], commands) if len(found) > 1 else None
+    if roles is None and len(found) > 1 and (same := _one_of_equal(found)):
+        found = [same]
     if len(found) == 1 or roles is not None:
         return found, roles
     if found:

@@ -48,6 +48,12 @@ def roles_of(servers: Sequence[tuple[Command, int]], proxies: Sequence[Command] 
     return found if len(found) == len(roles) and set(found) == {PREFILL, DECODE} else None
 
 
+def says_role(command: Command) -> bool:
+    """Whether a server's options or the tables around it say that it prefills or decodes."""
+    words = " ".join(command.words).lower()
+    return bool(command.role) or any(re.search(says, words) for says in SAID.values())
+
+
 def _role(command: Command, port: str, ports: Mapping[str, set[str]]) -> str | None:
     files = (command.files.get(word.rpartition("/")[2], "") for word in command.words)
     words = " ".join([*command.words, *files]).lower()
