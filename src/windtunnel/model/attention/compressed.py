@@ -207,21 +207,24 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
                 f"{reader.name}: compress_ratios is {ratios!r}; 0, {CHOSEN_RATIO} or {FEWEST_RATIO} for each of the "
                 f"{reader.num_layers} layers is needed"
             )
+        return cls(**cls.sizes(reader), compress_ratio=ratios[index])
+
+    @classmethod
+    def sizes(cls, reader: ConfigReader) -> dict[str, Any]:
+        """Return the fields that all layers of a model share."""
         num_heads, num_groups = reader.count("num_attention_heads"), reader.count("o_groups")
         reader.check_multiple("num_attention_heads", num_heads, "o_groups", num_groups)
-        return cls(
-            num_heads=num_heads,
-            head_dim=reader.count("head_dim"),
-            rope_head_dim=reader.count("qk_rope_head_dim"),
-            q_lora_rank=reader.count("q_lora_rank"),
-            o_lora_rank=reader.count("o_lora_rank"),
-            num_groups=num_groups,
-            sliding_window=reader.count("sliding_window"),
-            compress_ratio=ratios[index],
-            index_num_heads=reader.count("index_n_heads"),
-            index_head_dim=reader.count("index_head_dim"),
-            top_k=reader.count("index_topk"),
-        )
+        return {
+            "num_heads": num_heads,
+            "num_groups": num_groups,
+            "rope_head_dim": reader.count("qk_rope_head_dim"),
+            "index_num_heads": reader.count("index_n_heads"),
+            "top_k": reader.count("index_topk"),
+            **{
+                name: reader.count(name)
+                for name in ("head_dim", "q_lora_rank", "o_lora_rank", "sliding_window", "index_head_dim")
+            },
+        }
 
     @property
     def widest_tp(self) -> int:

@@ -46,20 +46,9 @@ class SharedCompressedAttention(CompressedAttention, tag="shared_compressed", ta
                 f"{reader.name}: layer {index} reads one of {ratios[index]} tokens, and kv_source_layer_ids "
                 f"{compressing!r} has no layer before it that keeps them"
             )
-        num_heads, num_groups = reader.count("num_attention_heads"), reader.count("o_groups")
-        reader.check_multiple("num_attention_heads", num_heads, "o_groups", num_groups)
         return cls(
-            num_heads=num_heads,
-            head_dim=reader.count("head_dim"),
-            rope_head_dim=reader.count("qk_rope_head_dim"),
-            q_lora_rank=reader.count("q_lora_rank"),
-            o_lora_rank=reader.count("o_lora_rank"),
-            num_groups=num_groups,
-            sliding_window=reader.count("sliding_window"),
+            **cls.sizes(reader),
             compress_ratio=ratios[index],
-            index_num_heads=reader.count("index_n_heads"),
-            index_head_dim=reader.count("index_head_dim"),
-            top_k=reader.count("index_topk"),
             compresses=index in compressing,
             indexes=index in choosing,
             is_tail=index >= max(compressing),
