@@ -404,7 +404,7 @@ def test_every_verb_names_what_it_leaves_out(
 def test_several_servers_are_refused(windtunnel: Command, space: str, verb: str, tmp_path: Path) -> None:
     (tmp_path / "compose.yaml").write_text(
         "services:\n  a: {image: vllm/vllm-openai, command: m}\n  b: {image: vllm/vllm-openai, command: --model m}\n"
-        "  c: {image: vllm/vllm-openai, command: --model m}\n"
+        "  c: {image: vllm/vllm-openai, command: --model m --max-num-seqs 8}\n"
     )
     needed = {"search": (space,), "recommend": ("--devices", "h100_sxm", "--slo", "ttft_p90=1s")}.get(verb, ())
     done = windtunnel(verb, *needed, "--from-command", str(tmp_path / "compose.yaml"))
