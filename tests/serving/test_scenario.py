@@ -269,6 +269,17 @@ def test_tp_divides_the_heads(tp: int) -> None:
     assert refused(tp=tp) == f"tp = {tp} does not divide the 32 attention heads of {LLAMA}"
 
 
+@pytest.mark.parametrize(
+    ("model", "what"),
+    [
+        ("deepseek-ai/DeepSeek-V4.1-Flash", "8 groups of attention heads"),
+        ("Qwen/Qwen3-Next-80B-A3B-Instruct", "16 key heads"),
+    ],
+)
+def test_what_tp_does_not_divide_is_named(model: str, what: str) -> None:
+    assert refused(model, tp=3) == f"tp = 3 does not divide the {what} of {model}"
+
+
 def test_the_hint_names_the_possible_tp() -> None:
     with pytest.raises(InputError) as caught:
         resolve(scenario(tp=3))

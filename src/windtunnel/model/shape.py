@@ -89,10 +89,12 @@ class Attention(LayerKind):
 
     num_heads: int
     """A kind without it has a `widest_tp` of its own."""
+    divided_by_tp: ClassVar[str] = "attention heads"
+    """What tensor-parallel ranks share."""
 
     @property
     def widest_tp(self) -> int:
-        """Heads that tensor-parallel ranks share: `tp` must divide their number."""
+        """Number of what ranks share, which `tp` must divide."""
         if not hasattr(self, "num_heads"):
             raise self.lacking("widest_tp")
         return self.num_heads

@@ -425,7 +425,7 @@ def check_parallelism(model: ModelSpec, parallelism: Parallelism, node: Node, nu
         if heads % tp:
             good = [n for n in range(1, heads + 1) if heads % n == 0 and n <= 2 * node.num_devices]
             raise InputError(
-                f"tp = {tp} does not divide the {heads} attention heads of {model.name}",
+                f"tp = {tp} does not divide the {heads} {attention.divided_by_tp} of {model.name}",
                 f"possible: {', '.join(map(str, good))}",
             )
     for _, attention in model.attentions:

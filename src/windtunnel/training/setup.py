@@ -277,7 +277,7 @@ def check_model(job: TrainingJob, known: Degrees, model: ModelSpec) -> None:
     for _, attention in model.attentions:
         heads = attention.widest_tp
         if heads % tp:
-            raise InputError(f"tp = {tp} does not divide the {heads} attention heads of {model.name}")
+            raise InputError(f"tp = {tp} does not divide the {heads} {attention.divided_by_tp} of {model.name}")
         if method == "ulysses" and (heads // tp) % cp:
             raise InputError(f"cp = {cp} by ulysses does not divide the {heads // tp} heads of a tensor-parallel rank")
         if cp > 1 and isinstance(attention, LatentAttention) and attention.indexer and method != "all_gather":

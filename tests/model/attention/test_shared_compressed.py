@@ -94,6 +94,7 @@ def test_layers_that_only_read_do_less_than_those_that_choose() -> None:
     [
         ({"kv_source_layer_ids": []}, "a layer that compresses"),
         ({"compress_ratios": [0, 0, 2]}, "a ratio for each of the 40 layers"),
+        ({"compress_ratios": [0, 0, *[8] * 38]}, "0 to 4"),
         ({"kv_source_layer_ids": [2, 8, 14]}, "layer 20 reads one of 1 tokens"),
         ({"o_groups": 7}, "o_groups"),
     ],

@@ -172,6 +172,7 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
 
     operators: ClassVar[tuple[type[Op], ...]] = (CompressedPrefill, CompressedDecode, Compression)
     modules: ClassVar[tuple[Names, ...]] = (("attn.wq_a", "attn.wq_b"), ("attn.wkv",), ("attn.wo_a", "attn.wo_b"))
+    divided_by_tp = "groups of attention heads"
     num_heads: int
     head_dim: int
     rope_head_dim: int
@@ -213,6 +214,7 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
     def sizes(cls, reader: ConfigReader) -> dict[str, Any]:
         """Return the fields that all layers of a model share."""
         num_heads, num_groups = reader.count("num_attention_heads"), reader.count("o_groups")
+        same = ("head_dim", "q_lora_rank", "o_lora_rank", "sliding_window", "index_head_dim")
         reader.check_multiple("num_attention_heads", num_heads, "o_groups", num_groups)
         return {
             "num_heads": num_heads,
@@ -220,10 +222,7 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
             "rope_head_dim": reader.count("qk_rope_head_dim"),
             "index_num_heads": reader.count("index_n_heads"),
             "top_k": reader.count("index_topk"),
-            **{
-                name: reader.count(name)
-                for name in ("head_dim", "q_lora_rank", "o_lora_rank", "sliding_window", "index_head_dim")
-            },
+            **{name: reader.count(name) for name in same},
         }
 
     @property
@@ -290,7 +289,8 @@ class CompressedAttention(Schema, Attention, tag="compressed", tag_field="type")
 
     @property
     def core_name(self) -> str:
-        return "compressed_sparse_attention" if self.chooses else "heavily_compressed_attention"
+        is_chosen = 0 < self.compress_ratio <= CHOSEN_RATIO
+        return "compressed_sparse_attention" if is_chosen else "heavily_compressed_attention"
 
     def core_fields(self, shard: Shard) -> dict[str, Any]:
         """Return the dimensions of one rank. A window alone is priced with the fewest compressed tokens beside it,

@@ -59,6 +59,7 @@ class GatedDeltaAttention(Schema, Recurrence, tag="gated_delta", tag_field="type
     operators: ClassVar[tuple[type[Op], ...]] = (GatedDelta,)
     layer_types: ClassVar[tuple[str, ...]] = ("linear_attention",)
     text = "DeltaNet"
+    divided_by_tp = "key heads"
     modules: ClassVar[tuple[Names, ...]] = (
         ("linear_attn.in_proj_qkvz", "linear_attn.in_proj_qkv"),
         ("linear_attn.out_proj",),

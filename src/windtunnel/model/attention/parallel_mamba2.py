@@ -21,6 +21,7 @@ class ParallelMamba2(SharedHeads, tag="parallel_mamba2", tag_field="type", kw_on
 
     operators: ClassVar[tuple[type[Op], ...]] = (PrefillAttention, DecodeAttention)
     modules: ClassVar[tuple[Names, ...]] = (*Mamba2.modules, *SharedHeads.modules)
+    divided_by_tp = "equal shares of attention and Mamba-2 heads"
     is_recurrent = True
     recurrence: Mamba2
 

@@ -7,7 +7,7 @@ candidates of a first one is an option (vLLM 0.33 `models/deepseek_v41/attention
 """
 
 from windtunnel.errors import InputError
-from windtunnel.model.attention.compressed import CompressedAttention
+from windtunnel.model.attention.compressed import CHOSEN_RATIO, CompressedAttention
 from windtunnel.model.config_reader import ConfigReader
 from windtunnel.model.operators import BF16_BYTES, FP32_BYTES
 from windtunnel.model.precision import Format
@@ -35,10 +35,10 @@ class SharedCompressedAttention(CompressedAttention, tag="shared_compressed", ta
         """Return the attention of layer `index`; the ratios of draft layers follow those of the layers."""
         ratios = reader.numbers("compress_ratios")
         compressing, choosing = (reader.numbers(f"{name}_source_layer_ids") for name in ("kv", "index"))
-        if len(ratios) < reader.num_layers or not compressing or min(ratios) < 0:
+        if len(ratios) < reader.num_layers or not compressing or not CHOSEN_RATIO >= max(ratios) >= min(ratios) >= 0:
             raise InputError(
                 f"{reader.name}: compress_ratios is {ratios!r} and kv_source_layer_ids {compressing!r}; a ratio for "
-                f"each of the {reader.num_layers} layers and a layer that compresses are needed"
+                f"each of the {reader.num_layers} layers, 0 to {CHOSEN_RATIO}, and a layer that compresses are needed"
             )
         before = [layer for layer in compressing if layer <= index]
         if ratios[index] and (not before or ratios[before[-1]] != ratios[index]):
@@ -79,10 +79,6 @@ class SharedCompressedAttention(CompressedAttention, tag="shared_compressed", ta
 
     def norm_parameters(self) -> int:
         return self.q_lora_rank + self.head_dim + self.compresses * (self.head_dim + self.index_head_dim)
-
-    @property
-    def core_name(self) -> str:
-        return "compressed_sparse_attention" if self.compress_ratio else "heavily_compressed_attention"
 
     def _key_bytes(self, shard: Shard) -> float:
         """Return the bytes of a cached key: in fp8 and bf16, and compressed ones in NVFP4 too (same file,

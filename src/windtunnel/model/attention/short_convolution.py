@@ -22,6 +22,7 @@ class ShortConvolution(Schema, Recurrence, tag="short_convolution", tag_field="t
     layer_types: ClassVar[tuple[str, ...]] = ("conv",)
     modules: ClassVar[tuple[Names, ...]] = (("conv.in_proj",), ("conv.out_proj",))
     text = "convolution"
+    divided_by_tp = "channels"
     num_channels: int
     kernel_size: int
     bias: bool = False

@@ -30,11 +30,9 @@ def token_launches(shard: Shard, num_tokens: Size, tail_tokens: Size | None = No
         num_tokens: tokens that one attention data-parallel rank computes.
         tail_tokens: those of them that layers compute of which only prompts' tails are read later; None: all.
     """
+    tails = num_tokens if tail_tokens is None else tail_tokens
     layers = (
-        (
-            group.num_layers,
-            _layer(shard, group, num_tokens if tail_tokens is None or not _is_tail(group) else tail_tokens),
-        )
+        (group.num_layers, _layer(shard, group, tails if _is_tail(group) else num_tokens))
         for group in shard.model.layers
     )
     embedding = shard.elementwise("embedding", num_tokens, 2 * shard.model.hidden_size * BF16_BYTES)
