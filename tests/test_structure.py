@@ -16,7 +16,7 @@ from windtunnel.serving import codes
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKAGE = census.PACKAGE
 
-MOST_LINES_TODAY = 99_640
+MOST_LINES_TODAY = 99_674
 """Above the budget of `census.MOST_LINES`: only a new capability raises it."""
 
 HEAVY = {

@@ -3,6 +3,7 @@
 The counts are those of transformers 5.23: `AutoModelForCausalLM.from_config` on the meta device, tied weights once.
 """
 
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ import pytest
 from windtunnel.errors import InputError
 from windtunnel.model.attention.grouped_query import GroupedQueryAttention
 from windtunnel.model.config import model_from_config
+from windtunnel.model.launches.forward import token_launches
+from windtunnel.model.operators import Gemm
+from windtunnel.model.parallelism import Parallelism
 from windtunnel.model.parameters import count_parameters
+from windtunnel.model.shape import Shard
 
 OLD = {"activation_function": "gelu_new", "vocab_size": 50257}
 MOE = {"hidden_act": "silu", "max_position_embeddings": 131072, "tie_word_embeddings": False}
@@ -243,6 +248,16 @@ MODELS: dict[str, tuple[int, dict[str, Any]]] = {
         | {"num_experts_per_tok": 2, "vocab_size": 200064, "max_position_embeddings": 10240000}
         | {"attn_type_list": ([0] * 7 + [1]) * 10},
     ),
+    "A.X K2 Light": (
+        20_314_494_976 + 47 * 128,  # and the biases of its routers, which are no parameters in transformers
+        MOE
+        | {"model_type": "axk2", "hidden_size": 2048, "intermediate_size": 5120, "moe_intermediate_size": 512}
+        | {"num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 32, "n_shared_experts": 1}
+        | {"n_routed_experts": 128, "num_experts_per_tok": 8, "kv_lora_rank": 128, "q_lora_rank": 384}
+        | {"qk_rope_head_dim": 32, "qk_nope_head_dim": 64, "v_head_dim": 64, "vocab_size": 163840}
+        | {"index_topk": 2048, "index_head_dim": 128, "index_n_heads": 16, "gated_norm_rank": 16}
+        | {"first_k_dense_replace": 1},
+    ),
     "Mistral Small 4": (
         118_972_826_624,
         MOE
@@ -354,6 +369,20 @@ def test_a_tiny_model_has_the_parameters_of_transformers(model_type: str) -> Non
     published, keys = TINY_COUNTS[model_type]
     model = model_from_config(TINY | keys | {"model_type": model_type}, model_type)
     assert count_parameters(model).total == published
+
+
+def test_gates_of_norms_and_queries_are_launched() -> None:
+    """A norm before attention and one before experts have a gate; that of the outputs comes with the queries."""
+    model = model_from_config(MODELS["A.X K2 Light"][1], "light")
+    launches = token_launches(Shard(model, model.precision, Parallelism(tp=4)), 64)
+    count = Counter[str]()
+    for launch in launches:
+        count[launch.name] += launch.count
+    assert count["norm_gate_down"] == count["norm_gate_up"] == count["norm_gate"] == 48 + 47
+    shapes = {launch.name: (launch.op.n, launch.op.k) for launch in launches if isinstance(launch.op, Gemm)}
+    assert shapes["norm_gate_down"] == shapes["norm_gate_up"][::-1] == (16, 2048)
+    assert shapes["q_b_proj"] == (8 * (64 + 32 + 64), 2 * 384)
+    assert shapes["q_kv_a_proj"] == (384 + 128 + 32, 2048)
 
 
 def windows(name: str) -> dict[int | None, int]:

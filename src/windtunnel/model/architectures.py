@@ -42,6 +42,8 @@ class Architecture(Schema):
     """Whether every layer has Mamba-2 beside its attention (Falcon-H1)."""
     index_from_hidden: bool = False
     """Whether queries of an indexer are projected from hidden states, normed for it (Mistral Large 4)."""
+    gated_queries: bool = False
+    """Whether a projection of compressed queries makes the gate of attention's output too (A.X-K2)."""
     lightning: bool = False
     """Whether linear attention is lightning attention (MiniMax-01)."""
     only: str = ""

@@ -124,6 +124,7 @@ def read_config(
         prediction_layers=_prediction_layers(reader),
         residual_streams=reader.count("hc_mult", default=1),
         earlier_blocks=_earlier_blocks(reader),
+        norm_gate_rank=reader.count("gated_norm_rank", default=0, minimum=0),
         layer_inputs=_layer_inputs(reader),
         ngram_tables=_ngram_tables(reader),
         rotary_values=_rotary_values(reader, [part for part, _ in layers if part]),

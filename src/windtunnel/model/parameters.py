@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from windtunnel.model.operators import site_parameters
-from windtunnel.model.shape import FeedForwardParameters, ModelSpec
+from windtunnel.model.shape import FeedForwardParameters, LayerGroup, ModelSpec
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,18 @@ def count_parameters(model: ModelSpec) -> ParameterCount:
         feed_forward=sum(feed_forwards, FeedForwardParameters()),
         norms=norm
         + _mixing_parameters(model)
+        + 2 * model.norm_gate_rank * hidden_size * sum(_gated_norms(group) for group in model.layers)
         + sum(inputs[1:])
         + (model.ngram_tables.parameters(model) if model.ngram_tables else 0)
         + sum(group.num_layers * group.num_norms * norm for group in model.layers)
         + inner_norms,
     )
+
+
+def _gated_norms(group: LayerGroup) -> int:
+    """Count the norms before attention and before experts."""
+    has_experts = group.feed_forward is not None and group.feed_forward.num_experts > 0
+    return group.num_layers * ((group.attention is not None) + has_experts)
 
 
 def _mixing_parameters(model: ModelSpec) -> int:

@@ -440,6 +440,8 @@ class ModelSpec(Schema):
     """Streams of the residual; several are mixed by hyper-connections."""
     earlier_blocks: float = 0.0
     """Hidden states of earlier blocks of layers that the norm before a part of a layer adds, on average (Kimi-K3)."""
+    norm_gate_rank: int = 0
+    """Rank of the gates behind the norms of attention and of experts (A.X-K2); 0: none."""
     layer_inputs: LayerInputs | None = None
     """Inputs of its own that each layer has; None: none."""
     ngram_tables: NgramTables | None = None
@@ -574,6 +576,14 @@ class Shard:
         streams = 3 + self.model.earlier_blocks
         num_bytes = self.model.hidden_size * (streams * BF16_BYTES + ACTIVATION_BITS[output] / 8)
         return Launch(name, Elementwise("norm", num_tokens, num_bytes), count)
+
+    def norm_gate(self, num_tokens: Size) -> Iterator[Launch]:
+        """Yield what multiplies a normed activation by a gate that it makes itself, through two small matrices."""
+        width, rank = self.model.hidden_size, self.model.norm_gate_rank
+        if rank:
+            yield Launch("norm_gate_down", Gemm(num_tokens, rank, width))
+            yield Launch("norm_gate_up", Gemm(num_tokens, width, rank))
+            yield self.elementwise("norm_gate", num_tokens, 3 * width * BF16_BYTES)
 
     def elementwise(self, name: str, num_tokens: Size, bytes_per_token: float) -> Launch:
         """Return a kernel that only moves data, some bytes for each token."""

@@ -340,6 +340,8 @@ def _check_kinds(group: LayerGroup, model: ModelSpec) -> None:
         raise InputError(
             f"training {model.name} cannot be modelled: its residual has several streams or blocks", _TRAINED
         )
+    if model.norm_gate_rank:
+        raise InputError(f"training {model.name} cannot be modelled: its norms have gates", _TRAINED)
     if feed_forward is not None and not isinstance(feed_forward, DenseFeedForward | ExpertsFeedForward):
         raise InputError(f"training {model.name} cannot be modelled: {type(feed_forward).__name__} is not known")
 

@@ -223,6 +223,9 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
     """A gate as wide as the values is computed beside the queries (Kimi-K3)."""
     head_gate: bool = False
     """A gate of one value for each head is (Ling 3)."""
+    gated_queries: bool = False
+    """Queries and a gate as wide as the values come from one projection, of compressed queries before and after their
+    norm (A.X-K2)."""
     shares_kv: bool = False
     """The compressed vectors are those that an earlier layer cached (Mistral Large 4)."""
 
@@ -249,6 +252,7 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
             rotary=not reader.flag("mla_use_nope"),
             output_gate=reader.flag("mla_use_output_gate"),
             head_gate=reader.flag("use_head_wise_attn_gate"),
+            gated_queries=reader.architecture.gated_queries,
             shares_kv=bool(sources) and reader.per_layer("kv_source_layers", sources)[index] != index,
         )
 
@@ -272,7 +276,7 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
 
     @property
     def gate_size(self) -> int:
-        return self.num_heads * (self.v_head_dim if self.output_gate else self.head_gate)
+        return self.num_heads * (self.v_head_dim if self.output_gate or self.gated_queries else self.head_gate)
 
     def absorbed_parameters(self, tp: int) -> int:
         """The up-projection is kept whole for prefill and in two parts for decode (vLLM 0.19 `mla_attention.py`,
@@ -283,9 +287,11 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         query = self.num_heads * (self.qk_nope_head_dim + self.qk_rope_head_dim)
         query_rank = self.q_lora_rank
         query_projection = hidden_size * query if query_rank is None else query_rank * (hidden_size + query)
+        if self.gated_queries:
+            query_projection += (query_rank or 0) * (query + 2 * self.gate_size)
         down = hidden_size * self.own_latent_size
         up = self.kv_lora_rank * self.num_heads * (self.qk_nope_head_dim + self.v_head_dim)
-        outputs = self.num_heads * self.v_head_dim + self.gate_size
+        outputs = self.num_heads * self.v_head_dim + self.gate_size * (not self.gated_queries)
         core = query_projection + down + up + outputs * hidden_size
         return core + self._indexer_parameters(hidden_size)
 
@@ -319,9 +325,13 @@ class LatentAttention(Schema, Attention, tag="latent", tag_field="type"):
         if self.q_lora_rank is None:
             yield shard.attention_gemm("q_kv_a_proj", num_tokens, query + gate + self.own_latent_size, width)
         else:
-            down = self.q_lora_rank + gate + self.own_latent_size
+            down = self.q_lora_rank + gate * (not self.gated_queries) + self.own_latent_size
             yield shard.attention_gemm("q_kv_a_proj", num_tokens, down, width)
-            yield shard.attention_gemm("q_b_proj", num_tokens, query, self.q_lora_rank)
+            if self.gated_queries:
+                yield shard.elementwise("query_concat", num_tokens, 4 * self.q_lora_rank * BF16_BYTES)
+                yield shard.attention_gemm("q_b_proj", num_tokens, query + gate, 2 * self.q_lora_rank)
+            else:
+                yield shard.attention_gemm("q_b_proj", num_tokens, query, self.q_lora_rank)
         if gate:
             gated = 2 * heads * self.v_head_dim + gate
             yield shard.elementwise("attention_gate", num_tokens, gated * BF16_BYTES)

@@ -184,12 +184,15 @@ def _layer(shard: Shard, group: LayerGroup, num_tokens: Size) -> Iterator[Launch
     normed = feed_forward.input_format(shard) if feed_forward else Format.BF16
     yield from _entered(shard, "input_norm", num_tokens, precision.attention_format if attention else normed)
     if attention is not None:
+        yield from shard.norm_gate(num_tokens)
         yield from attention.projections(shard, num_tokens)
         yield from shard.all_reduce("attention_all_reduce", num_tokens)
         yield from shard.mix("post", num_tokens)
     if group.num_norms > 1:
         yield from _entered(shard, "post_attention_norm", num_tokens, normed, group.num_norms - 1)
     if feed_forward is not None:
+        if feed_forward.num_experts:
+            yield from shard.norm_gate(num_tokens)
         if shard.parallelism.ffn is None:
             yield from feed_forward.launches(shard, num_tokens)
         else:
